@@ -1,0 +1,28 @@
+# Everything a fresh machine with Python >= 3.10 needs: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint slow clean
+
+demo: .venv/installed
+	$(BIN)/adamerge demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+slow: .venv/installed
+	$(BIN)/python -m pytest -m slow
+
+.venv/installed: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv adamerge-demo

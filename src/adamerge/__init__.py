@@ -1,0 +1,12 @@
+"""Token merging for pretrained Vision Transformers: faster without training, in one call, undoable."""
+
+from adamerge import flops, methods
+from adamerge.calibrate import calibrate
+from adamerge.core.errors import AdamergeError
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import LayerStats
+from adamerge.models.surgery import apply, remove, trace
+
+__version__ = "0.1.0"
+
+__all__ = ["AdamergeError", "LayerStats", "Recipe", "apply", "calibrate", "flops", "methods", "remove", "trace"]

@@ -1,0 +1,199 @@
+"""The commands: demo, calibrate, eval, flops, methods."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adamerge.core.errors import AdamergeError, BadImages
+
+app = typer.Typer(
+    help="Token merging for pretrained Vision Transformers.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+console = Console()
+problems = Console(stderr=True)
+
+Model = Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")]
+Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
+Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
+Method = Annotated[str, typer.Option("--method", help="See `adamerge methods`; its own options follow.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
+Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]
+BatchSize = Annotated[int, typer.Option("--batch-size")]
+Workers = Annotated[int, typer.Option("--workers", help="Processes that read images.")]
+Limit = Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")]
+
+
+@app.command(context_settings=METHOD_OPTIONS)
+def calibrate(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option("--out", help="Where the statistics go.")] = Path("stats.json"),
+    model: Model = "embedded",
+    weights: Weights = None,
+    pretrained: Pretrained = False,
+    data: Data = "embedded",
+    method: Method = "adamerge",
+    how: Annotated[str | None, typer.Option("--how", help="iterative (published) or sequential (ours).")] = None,
+    passes: Annotated[int, typer.Option("--passes", help="Passes of the iterative way.")] = 2,
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+) -> None:
+    """Measure the statistics of an adaptive method and write them to a file."""
+    from adamerge.calibrate import calibrate as measure
+    from adamerge.cli.loading import load_data, load_model
+    from adamerge.cli.options import read_recipe
+    from adamerge.embedded.scenes import CALIBRATION_SEED
+
+    recipe = read_recipe(method, context.args, without=["stats"])
+    net = load_model(model, weights, pretrained, device, dtype)
+    batches = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    stats = measure(net, batches, recipe, how=how, passes=passes)  # pyright: ignore[reportArgumentType]
+    stats.save(out)
+    table = Table("layer", "mean", "std", title=f"{stats.how}, {stats.images} images, {stats.passes} pass(es)")
+    for layer, (mean, std) in enumerate(zip(stats.mean, stats.std, strict=True)):
+        table.add_row(str(layer), f"{mean:.4f}", f"{std:.4f}")
+    console.print(table)
+    console.print(f"wrote {out}")
+    _complain(batches.complaint(), skip_bad)
+
+
+@app.command("eval", context_settings=METHOD_OPTIONS)
+def evaluate(
+    context: typer.Context,
+    model: Model = "embedded",
+    weights: Weights = None,
+    pretrained: Pretrained = False,
+    data: Data = "embedded",
+    method: Method = "adamerge",
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
+) -> None:
+    """Accuracy, agreement with the unmerged model, cost and speed of a method."""
+    from adamerge.cli.loading import load_data, load_model
+    from adamerge.cli.options import read_recipe
+    from adamerge.core.stats import write_atomically
+    from adamerge.embedded.scenes import TEST_SEED
+    from adamerge.evaluate import evaluate as judge
+    from adamerge.versions import versions
+
+    recipe = read_recipe(method, context.args)
+    net = load_model(model, weights, pretrained, device, dtype)
+    batches = load_data(net, data, seed=TEST_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    figures = judge(net, batches, recipe).summary()
+    settings = {"model": model, "method": method, "options": context.args, "device": device, "dtype": dtype}
+    report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
+    if json_file is not None:
+        write_atomically(json_file, json.dumps(report, indent=1) + "\n")
+    console.print(_figures(report))
+    if json_file is not None:
+        console.print(f"wrote {json_file}")
+    _complain(batches.complaint(), skip_bad)
+
+
+@app.command(context_settings=METHOD_OPTIONS)
+def flops(
+    context: typer.Context,
+    model: Model = "embedded",
+    method: Method = "none",
+) -> None:
+    """Multiply-accumulates of a model under a method, in the paper's count and in the true one.
+
+    Adaptive methods are priced for an average image: one whose redundancy is the calibrated mean at every layer.
+    """
+    from adamerge.cli.options import read_recipe
+    from adamerge.cli.pricing import price
+
+    for line in price(model, read_recipe(method, context.args)):
+        console.print(line)
+
+
+@app.command()
+def methods() -> None:
+    """The methods and their options."""
+    from adamerge.cli.options import usage
+    from adamerge.methods import METHODS
+
+    for name, method in METHODS.items():
+        console.print(f"[bold]{name}[/bold]  {method.summary}", highlight=False)
+        console.print(f"    {usage(name) or 'no options'}", markup=False, highlight=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and figures.")] = Path("adamerge-demo"),
+    images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 384,
+) -> None:
+    """See AdaMerge at work on the embedded model: calibrate, evaluate at several compressions, draw."""
+    from adamerge.demo import run
+
+    console.print(run(out, images))
+
+
+def main() -> None:
+    """Run the command line; every failure ends in a message, not in a traceback."""
+    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    try:
+        app(arguments)
+    except AdamergeError as error:
+        _fail(f"{type(error).__name__}: {error}", error, "--debug" in sys.argv)
+    except KeyboardInterrupt as error:
+        _fail("interrupted; nothing was written half", error, "--debug" in sys.argv, code=130)
+    except Exception as error:
+        told = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+        _fail(told, error, "--debug" in sys.argv)
+
+
+def _fail(message: str, error: BaseException, debug: bool, code: int = 1) -> None:
+    problems.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if debug:
+        raise error
+    raise SystemExit(code)
+
+
+def _complain(complaint: str | None, skip_bad: bool) -> None:
+    if complaint is None:
+        return
+    if not skip_bad:
+        raise BadImages(f"{complaint}. The figures above are for the others; pass --skip-bad to accept that.")
+    problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _figures(report: dict) -> Table:
+    table = Table(title=f"{report['method']} on {report['model']}, {report['images']} images", show_header=False)
+    rows = [
+        ("top-1", f"{report['top1']:.2%}", f"unmerged {report['top1_unmerged']:.2%}"),
+        ("top-5", f"{report['top5']:.2%}", ""),
+        ("agreement with unmerged", f"{report['agreement']:.2%}", ""),
+        ("KL(unmerged ‖ merged)", f"{report['kl']:.4f}", ""),
+        ("GMACs, paper's count", f"{report['gmacs_paper']:.4f}", f"unmerged {report['gmacs_paper_unmerged']:.4f}"),
+        ("GMACs, true", f"{report['gmacs_true']:.4f}", f"unmerged {report['gmacs_true_unmerged']:.4f}"),
+        ("merged tokens", f"{report['merged_mean']:.1f} ± {report['merged_std']:.1f}", "per image"),
+        ("r per layer", " ".join(f"{r:.1f}" for r in report["r_per_layer"]), "mean"),
+        ("speed", f"{report['speedup']:.2f}×", f"{report['images_per_second']:.0f} images/s, same run"),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+if __name__ == "__main__":
+    main()

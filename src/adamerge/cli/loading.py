@@ -1,0 +1,112 @@
+"""Models and images as the command line names them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from adamerge.core.errors import BadOption, BadWeights
+from adamerge.data import Readable, folder_loader
+
+EMBEDDED = "embedded"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load_model(name: str, weights: Path | None, pretrained: bool, device: str, dtype: str) -> nn.Module:
+    """A timm model by name, or the embedded one, in evaluation mode."""
+    if dtype not in DTYPES:
+        raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    model = _embedded(weights, pretrained) if name == EMBEDDED else _timm(name, weights, pretrained)
+    try:
+        return model.to(device, DTYPES[dtype]).eval()
+    except (RuntimeError, AssertionError) as error:
+        raise BadOption(f"the model cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
+
+
+def _embedded(weights: Path | None, pretrained: bool) -> nn.Module:
+    from adamerge.embedded import load
+
+    if weights is not None or pretrained:
+        raise BadOption("the embedded model brings its own weights; leave --weights and --pretrained out")
+    return load()
+
+
+def _timm(name: str, weights: Path | None, pretrained: bool) -> nn.Module:
+    import timm
+
+    if weights is not None and pretrained:
+        raise BadOption("give either --weights FILE or --pretrained, not both")
+    if weights is None and not pretrained:
+        raise BadOption(
+            f"{name} needs weights: --weights FILE.safetensors for a local file, or --pretrained to download timm's"
+        )
+    if name.split(".")[0] not in timm.list_models():
+        near = timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]
+        raise BadOption(f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}")
+    try:
+        model = timm.create_model(name, pretrained=pretrained)
+    except Exception as error:  # downloads fail in many ways: no network, no such tag, no permission
+        raise BadWeights(f"timm could not make {name!r} with pretrained weights: {error}") from error
+    if weights is not None:
+        load_weights(model, weights)
+    return model
+
+
+def load_weights(model: nn.Module, path: Path) -> None:
+    """Fill the model from a safetensors file whose keys and shapes fit exactly."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BadWeights(f"cannot read {path} as safetensors: {error}") from error
+    own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    missing = sorted(set(own) - set(tensors))
+    unknown = sorted(set(tensors) - set(own))
+    shapes = [
+        f"{k}: file {tuple(tensors[k].shape)}, model {own[k]}"
+        for k in own
+        if k in tensors and tensors[k].shape != own[k]
+    ]
+    if missing or unknown or shapes:
+        raise BadWeights(
+            f"{path} does not fit the model: {len(missing)} keys missing {missing[:3]}, {len(unknown)} unknown "
+            f"{unknown[:3]}, {len(shapes)} of another shape {shapes[:3]}. Is it for another model?"
+        )
+    model.load_state_dict(tensors)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Batches drawn by the embedded generator, in the shape of a loader."""
+
+    count: int
+    seed: int
+    batch_size: int
+    unreadable: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return -(-self.count // self.batch_size)
+
+    def __iter__(self):
+        from adamerge.embedded import preprocess, scenes
+
+        for first in range(0, self.count, self.batch_size):
+            drawn = scenes(first, min(self.batch_size, self.count - first), seed=self.seed)
+            yield preprocess(drawn.images), drawn.labels
+
+    def complaint(self) -> str | None:
+        return None
+
+
+def load_data(
+    model: nn.Module, data: str, *, seed: int, batch_size: int, workers: int, limit: int | None
+) -> "Readable | Drawn":
+    """Batches of (images, labels) from a folder, or drawn by the embedded generator."""
+    if batch_size < 1:
+        raise BadOption(f"--batch-size must be at least 1; got {batch_size}")
+    if data == EMBEDDED:
+        return Drawn(limit if limit is not None else 1024, seed, batch_size)
+    return Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=limit))

@@ -1,0 +1,92 @@
+"""A method's own options, read off its signature: `--r-max 14 --split alternating`."""
+
+import inspect
+import types
+from collections.abc import Sequence
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from adamerge.core.errors import BadOption
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import LayerStats
+from adamerge.methods import METHODS, Method
+
+
+def find_method(name: str) -> Method:
+    """The method of that name."""
+    if name not in METHODS:
+        raise BadOption(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
+    return METHODS[name]
+
+
+def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ()) -> Recipe:
+    """The recipe of method `name` with the options in `words`; options named in `without` are not accepted."""
+    method = find_method(name)
+    kinds = {key: kind for key, kind in get_type_hints(method.make).items() if key != "return" and key not in without}
+    given: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, text = word.partition("=")
+        key = flag.removeprefix("--").replace("-", "_")
+        negated = key.startswith("no_") and kinds.get(key[3:]) is bool
+        key = key[3:] if negated else key
+        if not flag.startswith("--") or key not in kinds:
+            raise BadOption(f"{name} does not know {word!r}; it takes {describe(kinds) or 'no options'}")
+        if kinds[key] is bool and not equals:
+            given[key] = not negated
+            continue
+        if not equals:
+            if not rest:
+                raise BadOption(f"{flag} needs a value ({_kind(kinds[key])})")
+            text = rest.pop(0)
+        given[key] = _value(flag, text, kinds[key])
+    parameters = inspect.signature(method.make).parameters
+    missing = [k for k in kinds if parameters[k].default is inspect.Parameter.empty and k not in given]
+    if missing:
+        raise BadOption(f"{name} needs {', '.join(_flag(k) for k in missing)}; it takes {describe(kinds)}")
+    return method(**given)
+
+
+def describe(kinds: dict[str, Any]) -> str:
+    """The options as a user types them."""
+    return ", ".join(f"{_flag(k)}" if kind is bool else f"{_flag(k)} {_kind(kind)}" for k, kind in kinds.items())
+
+
+def usage(name: str) -> str:
+    """All options of a method as a user types them."""
+    return describe({k: kind for k, kind in get_type_hints(METHODS[name].make).items() if k != "return"})
+
+
+def _flag(key: str) -> str:
+    return "--" + key.replace("_", "-")
+
+
+def _bare(kind: Any) -> Any:
+    """The type inside `X | None`."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = [k for k in get_args(kind) if k is not type(None)]
+    return kind
+
+
+def _kind(kind: Any) -> str:
+    kind = _bare(kind)
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    return {int: "NUMBER", float: "NUMBER", LayerStats: "FILE.json", str: "TEXT"}.get(kind, "VALUE")
+
+
+def _value(flag: str, text: str, kind: Any) -> Any:
+    kind = _bare(kind)
+    if kind is LayerStats:
+        return LayerStats.load(text)
+    if get_origin(kind) is Literal or kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false"):
+            raise BadOption(f"{flag} is true or false; got {text!r}")
+        return text.lower() == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise BadOption(f"{flag} must be {wanted}; got {text!r}") from None

@@ -1,0 +1,212 @@
+"""How many tokens to merge at a layer."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from adamerge.core.errors import BadOption, BadStats
+from adamerge.core.evidence import Evidence
+from adamerge.core.match import Links
+from adamerge.core.parts import part
+from adamerge.core.stats import LayerStats
+from adamerge.core.types import Counts
+
+# A layer where all calibration images agree has std 0; a tiny one keeps the z-score finite (D9).
+SMALLEST_STD = 1e-6
+# Below every score there is: where a threshold rule wants more links than exist, it gets all of them.
+LOWEST_THRESHOLD = -1e9
+
+
+def check_number(name: str, value: object, at_least: float | None = None) -> None:
+    """Refuse what is not a finite number, or is too small."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadOption(f"{name} must be a finite number; got {value!r}")
+    if at_least is not None and value < at_least:
+        raise BadOption(f"{name} must be >= {at_least}; got {value!r}")
+
+
+def calibrated(stats: LayerStats | None, evidence: Evidence) -> LayerStats:
+    """The statistics, if there are any for this layer."""
+    if stats is None:
+        raise BadStats(
+            "this recipe adapts to calibrated statistics and has none; make them with "
+            "`stats = adamerge.calibrate(model, images, recipe)` and pass stats=stats"
+        )
+    if evidence.layer >= stats.depth:
+        raise BadStats(
+            f"stats cover {stats.depth} layers but layer {evidence.layer} was asked for; "
+            "were they calibrated on another model? Run `adamerge calibrate` on this one."
+        )
+    return stats
+
+
+@runtime_checkable
+class Budget(Protocol):
+    """What a recipe needs of a count rule: the number of merges, for all images alike or for each."""
+
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts: ...
+
+
+@runtime_checkable
+class Adaptive(Protocol):
+    """A count rule that compares an image with calibrated statistics."""
+
+    @property
+    def stats(self) -> LayerStats | None: ...
+
+    def with_stats(self, stats: LayerStats | None) -> "Adaptive":
+        """The same rule with other statistics, or with none: then it only describes what to calibrate."""
+        ...
+
+    @property
+    def needs_thresholds(self) -> bool:
+        """Whether calibration must find a threshold for each layer."""
+        ...
+
+    def threshold(self, links: Sequence[Links]) -> float:
+        """The threshold for one layer, from the links of all calibration images."""
+        ...
+
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts: ...
+
+
+@part
+@dataclass(frozen=True)
+class Fixed:
+    """The same number of merges at every layer, for every image; none in the first `delay` layers.
+
+    A fraction is spread over the layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
+    """
+
+    r: float
+    delay: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("r", self.r, at_least=0)
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
+            raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
+
+    def merges(self, evidence: Evidence) -> int:
+        """How many merges this layer gets, before anybody looks at the tokens."""
+        done = evidence.layer - self.delay
+        return 0 if done < 0 else math.floor(self.r * (done + 1)) - math.floor(self.r * done)
+
+    def __call__(self, links: Links, evidence: Evidence) -> int:
+        return self.merges(evidence)
+
+
+@part
+@dataclass(frozen=True)
+class ZScore:
+    """`r = floor(r_max * sigmoid(alpha * z / T))`, `z` the layer-wise z-score of this image's redundancy: eq. (4).
+
+    Without `stats` it only describes what to calibrate.
+    """
+
+    r_max: float
+    stats: LayerStats | None = None
+    alpha: float = 1.0
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("r_max", self.r_max, at_least=0)
+        check_number("alpha", self.alpha)
+        check_number("temperature", self.temperature)
+        if self.temperature <= 0:
+            raise BadOption(f"temperature divides the z-score and must be > 0; got {self.temperature!r}")
+
+    def with_stats(self, stats: LayerStats | None) -> "ZScore":
+        return replace(self, stats=stats)
+
+    @property
+    def needs_thresholds(self) -> bool:
+        return False
+
+    def threshold(self, links: Sequence[Links]) -> float:
+        raise BadOption("the z-score rule has no thresholds")
+
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
+        stats, layer = calibrated(self.stats, evidence), evidence.layer
+        if self.r_max < 1:
+            return 0
+        redundancy = links.redundancy.detach().double()
+        z = (redundancy - stats.mean[layer]) / max(stats.std[layer], SMALLEST_STD)
+        r = (self.r_max * torch.sigmoid(self.alpha * z / self.temperature)).floor()
+        return torch.where(redundancy.isfinite(), r, 0).long()
+
+
+@part
+@dataclass(frozen=True)
+class Threshold:
+    """Merge every link stronger than the layer's calibrated threshold: as many as the image has.
+
+    `r` is how many that should be on average over the calibration images; calibration finds the thresholds.
+    """
+
+    r: float
+    stats: LayerStats | None = None
+
+    def __post_init__(self) -> None:
+        check_number("r", self.r, at_least=0)
+
+    def with_stats(self, stats: LayerStats | None) -> "Threshold":
+        return replace(self, stats=stats)
+
+    @property
+    def needs_thresholds(self) -> bool:
+        return True
+
+    def threshold(self, links: Sequence[Links]) -> float:
+        """The value that `r` links per image exceed on average; what is not finite counts as no link."""
+        images = sum(len(batch.value) for batch in links)
+        values = torch.cat([batch.value[batch.source & batch.value.isfinite()].double().cpu() for batch in links])
+        rank = round(self.r * images)
+        if rank >= len(values):
+            return LOWEST_THRESHOLD
+        return float(values.sort(descending=True).values[rank])
+
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
+        stats = calibrated(self.stats, evidence)
+        if len(stats.threshold) != stats.depth:
+            raise BadStats(
+                "these statistics hold no thresholds, which this recipe needs; "
+                "run `adamerge calibrate --how sequential` for this recipe"
+            )
+        if self.r == 0:
+            return 0
+        return (links.source & (links.value.double() > stats.threshold[evidence.layer])).sum(1)
+
+
+@part
+@dataclass(frozen=True)
+class Everything:
+    """Merge all sources: for links that decide by themselves who goes."""
+
+    def __call__(self, links: Links, evidence: Evidence) -> Counts:
+        return links.source.sum(1)
+
+
+@part
+@dataclass(frozen=True)
+class Keep:
+    """Keep a share of the tokens at a few layers (EViT): `ceil(rate * n)` stay, the others become one.
+
+    `stages` are fractions of the depth; thirds of a twelve-block model are its blocks 3, 6 and 9.
+    """
+
+    rate: float
+    stages: tuple[float, ...] = (0.25, 0.5, 0.75)
+
+    def __post_init__(self) -> None:
+        check_number("keep", self.rate, at_least=0)
+        if not 0 < self.rate <= 1:
+            raise BadOption(f"keep is the share of tokens that stay and must be in (0, 1]; got {self.rate!r}")
+
+    def __call__(self, links: Links, evidence: Evidence) -> int:
+        if evidence.layer not in {math.floor(stage * evidence.depth) for stage in self.stages}:
+            return 0
+        n = evidence.raw.shape[1]
+        return max(n - math.ceil(self.rate * n) - 1, 0)

@@ -1,0 +1,51 @@
+"""Parts of recipes by name, so that a recipe can be written to JSON and read back without running foreign code."""
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from adamerge.core.errors import BadOption
+
+PARTS: dict[str, type] = {}
+P = TypeVar("P", bound=type)
+
+
+def part(cls: P) -> P:
+    """Register a frozen dataclass as a part of recipes, under its class name."""
+    if PARTS.setdefault(cls.__name__, cls) is not cls:
+        raise BadOption(f"there is a part called {cls.__name__!r} already ({PARTS[cls.__name__]}); choose another name")
+    return cls
+
+
+def to_json(value: Any) -> Any:
+    """A part, with all parts inside it, as plain JSON data."""
+    if is_dataclass(value) and not isinstance(value, type):
+        inner = {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {"part": type(value).__name__, **inner}
+    if isinstance(value, (tuple, list)):
+        return [to_json(v) for v in value]
+    if isinstance(value, dict):
+        return {"plain": value}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise BadOption(
+        f"a recipe is made of parts, numbers, texts and lists; {value!r} ({type(value).__name__}) is neither"
+    )
+
+
+def from_json(data: Any) -> Any:
+    """The part that `to_json` wrote.  Only registered parts are made; anything else is refused."""
+    if isinstance(data, list):
+        return tuple(from_json(v) for v in data)
+    if not isinstance(data, dict):
+        return data
+    if "plain" in data:
+        return data["plain"]
+    inner = {k: from_json(v) for k, v in data.items() if k != "part"}
+    make: Callable[..., Any] | None = PARTS.get(data.get("part", ""))
+    if make is None:
+        raise BadOption(f"unknown part {data.get('part')!r}; this version knows {', '.join(sorted(PARTS))}")
+    try:
+        return make(**inner)
+    except TypeError as error:
+        raise BadOption(f"the part {data['part']} cannot be made from {inner}: {error}") from error

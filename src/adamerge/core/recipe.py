@@ -1,0 +1,170 @@
+"""A merging method is a choice of parts."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, get_args
+
+from jaxtyping import Float
+from torch import Tensor
+
+from adamerge.core.budget import Adaptive, Budget
+from adamerge.core.errors import BadOption
+from adamerge.core.evidence import Evidence, Widths
+from adamerge.core.match import Links, Matching
+from adamerge.core.parts import from_json, part, to_json
+from adamerge.core.plan import Plan, fold
+from adamerge.core.select import Order, select
+from adamerge.core.stats import LayerStats
+from adamerge.core.types import Features, Mask, PerToken
+
+Site = Literal["before_block", "after_attention"]
+
+
+@runtime_checkable
+class Salience(Protocol):
+    """What a recipe needs of a measure of importance."""
+
+    def __call__(self, evidence: Evidence) -> PerToken: ...
+
+    def macs(self, n: Tensor, at: Widths) -> Tensor: ...
+
+
+@runtime_checkable
+class Weight(Protocol):
+    """What a recipe needs of a way to average."""
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken: ...
+
+
+@part
+@dataclass(frozen=True)
+class BySalience:
+    """Merged tokens are averaged in proportion to their salience (published, eq. 5)."""
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
+        return salience
+
+
+@part
+@dataclass(frozen=True)
+class BySize:
+    """Merged tokens are averaged in proportion to the patches they stand for (ToMe)."""
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
+        return evidence.size
+
+
+@part
+@dataclass(frozen=True)
+class BySalienceAndSize:
+    """Merged tokens are averaged in proportion to salience times size."""
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
+        return salience * evidence.size
+
+
+@runtime_checkable
+class Combine(Protocol):
+    """What a recipe needs of a way to make one token of several."""
+
+    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]: ...
+
+
+@part
+@dataclass(frozen=True)
+class Average:
+    """The weighted mean of a slot's tokens."""
+
+    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]:
+        return fold(x, decision.plan, decision.weight)
+
+
+@part
+@dataclass(frozen=True)
+class Drop:
+    """Pruning: the token that keeps its slot stays as it is, those merged into it are lost."""
+
+    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]:
+        return fold(x, decision.plan, decision.kept.to(decision.weight.dtype))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a recipe decided at one layer: the plan, the weights to average with, and what led to it."""
+
+    plan: Plan
+    weight: PerToken
+    salience: PerToken
+    links: Links
+
+    @property
+    def kept(self) -> Mask:
+        """The tokens that were not merged away: each is in a slot of its own or the destination of others."""
+        slot = self.plan.slot
+        return ~(self.links.source & (slot == slot.gather(1, self.links.partner)))
+
+
+@part
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Eight answers: where, what matters, who with whom, how many, by which weights, combined how, in which order, and
+    whether attention counts a merged token as often as the patches it stands for."""
+
+    site: Site
+    salience: Salience
+    links: Matching
+    budget: Budget
+    weight: Weight
+    combine: Combine = Average()
+    order: Order = "kept"
+    proportional_attention: bool = False
+
+    def __post_init__(self) -> None:
+        for name, choices in (("site", Site), ("order", Order)):
+            if getattr(self, name) not in get_args(choices):
+                raise BadOption(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+
+    def decide(self, evidence: Evidence) -> Decision:
+        """Decide one merge from the evidence, without carrying it out."""
+        salience, links = self.link(evidence)
+        plan = select(links, self.budget(links, evidence), evidence.valid, self.order)
+        return Decision(plan, self.weight(evidence, salience), salience, links)
+
+    def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
+        """What matters, and who would merge into whom."""
+        salience = self.salience(evidence)
+        return salience, self.links(evidence, salience)
+
+    @property
+    def stats(self) -> LayerStats | None:
+        """The calibrated statistics of an adaptive recipe."""
+        return self.budget.stats if isinstance(self.budget, Adaptive) else None
+
+    def with_stats(self, stats: LayerStats | None) -> "Recipe":
+        """The same recipe with other statistics, or with none."""
+        if not isinstance(self.budget, Adaptive):
+            raise BadOption(
+                f"only adaptive budgets have statistics; this recipe's is {self.budget}. "
+                "It needs no calibration and can be applied as it is."
+            )
+        return replace(self, budget=self.budget.with_stats(stats))
+
+    def to_json(self) -> str:
+        """The recipe, with its statistics, as JSON text."""
+        return json.dumps(to_json(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> "Recipe":
+        """The recipe that `to_json` wrote."""
+        try:
+            data: Any = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadOption(
+                f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
+            ) from error
+        recipe = from_json(data)
+        if not isinstance(recipe, Recipe):
+            raise BadOption(
+                f"a recipe is JSON text as `Recipe.to_json` writes it; this describes {type(recipe).__name__}"
+            )
+        return recipe

@@ -1,0 +1,96 @@
+"""How much each token matters."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch.nn.functional import normalize
+
+from adamerge.core.errors import BadOption
+from adamerge.core.evidence import Evidence, Widths
+from adamerge.core.parts import part
+from adamerge.core.types import Mask, PerToken
+
+Affinity = Literal["dot", "scaled", "cosine"]
+
+
+def spread(s: PerToken, valid: Mask | None = None) -> PerToken:
+    """Scale to [0, 1] per image by minimum and maximum.  Where they are equal all tokens matter the same: 1 (D4)."""
+    inf = float("inf")
+    low = (s if valid is None else s.masked_fill(~valid, inf)).amin(1, keepdim=True)
+    high = (s if valid is None else s.masked_fill(~valid, -inf)).amax(1, keepdim=True)
+    flat = high == low
+    scaled = torch.where(flat, 1, (s - low) / torch.where(flat, 1, high - low))
+    return scaled if valid is None else torch.where(valid, scaled, 0)
+
+
+@part
+@dataclass(frozen=True)
+class Uniform:
+    """All tokens matter the same."""
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        tokens = evidence.tokens
+        return tokens.new_ones(tokens.shape[:2])
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return 0 * n
+
+
+@part
+@dataclass(frozen=True)
+class Centrality:
+    """Column sums of the row-softmaxed affinity, min-max scaled per image: eq. (1)-(2).
+
+    `affinity` is the raw dot product as published, the same divided by sqrt(d), or the cosine.
+    """
+
+    affinity: Affinity = "dot"
+
+    def __post_init__(self) -> None:
+        if self.affinity not in get_args(Affinity):
+            raise BadOption(f"affinity must be one of {', '.join(get_args(Affinity))}; got {self.affinity!r}")
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        x = evidence.tokens
+        if self.affinity == "cosine":
+            x = normalize(x, dim=-1)
+        a = x @ x.mT
+        if self.affinity == "scaled":
+            a = a / x.shape[-1] ** 0.5
+        valid = evidence.valid
+        if valid is None:
+            return spread(a.softmax(-1).sum(-2))
+        a = a.masked_fill(~valid[:, None, :], float("-inf")).softmax(-1)
+        return spread(a.masked_fill(~valid[:, :, None], 0).sum(-2), valid)
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return n * n * at.dim
+
+
+@part
+@dataclass(frozen=True)
+class ClassAttention:
+    """How much the class token attends to a token, averaged over heads."""
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        return evidence.class_attention
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return (n + at.prefix) * at.heads * at.key_dim
+
+
+@part
+@dataclass(frozen=True)
+class Sharpness:
+    """How sharply a token attends: its negative attention entropy, min-max scaled; below the mean it is background, 0
+    (vid-TLDR)."""
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        sharp = torch.special.entr(evidence.attention).sum(-1).neg()[:, evidence.prefix :]
+        sharp = spread(sharp, evidence.valid)
+        mean = sharp.sum(1, keepdim=True) / evidence.counts[:, None]
+        return torch.where(sharp < mean, 0, sharp)
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return (n + at.prefix) ** 2 * at.heads * at.key_dim

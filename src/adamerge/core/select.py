@@ -1,0 +1,50 @@
+"""From links and a number to a plan: the strongest links of each image merge."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from adamerge.core.match import Links
+from adamerge.core.plan import Plan, keep_all
+from adamerge.core.types import Counts, Mask, Slots
+
+Order = Literal["kept", "sources_first"]
+
+
+def select(links: Links, r: int | Counts, valid: Mask | None = None, order: Order = "kept") -> Plan:
+    """Merge the `r` strongest links of each image, never more than it has (D9); everyone else keeps a slot.
+
+    An int `r` keeps shapes static.  Ties go to the lower index, so that a run repeats exactly (D10).
+    `order` says how survivors line up: as they were (D8), or unmerged sources before the rest (ToMe).
+    """
+    b, n = links.value.shape
+    device = links.value.device
+    if isinstance(r, int) and valid is None and (r == 0 or links.most is not None):
+        width = n - min(r, links.most or 0)
+        if width == n:
+            return keep_all(b, n, device)
+        slot, _ = _slots(links, r, None, order)
+        return Plan(slot, torch.full((b,), width, device=device), width)
+    slot, kept = _slots(links, r if isinstance(r, int) else r[:, None], valid, order)
+    count = kept.sum(1)
+    fewest, width = torch.stack([count.amin(), count.amax()]).tolist()
+    return Plan(slot if valid is None else torch.where(valid, slot, -1), count, width, ragged=fewest != width)
+
+
+def _slots(links: Links, r: int | Tensor, valid: Mask | None, order: Order) -> tuple[Slots, Mask]:
+    """The slot of every token, and which tokens keep one of their own."""
+    value, n = links.value.detach(), links.value.shape[1]
+    # A source ranks before every other token, even where its value is -inf.
+    value = torch.where(links.source, value.clamp_min(torch.finfo(value.dtype).min), float("-inf"))
+    by_value = value.argsort(dim=1, descending=True, stable=True)
+    ranks = torch.arange(n, device=value.device).expand_as(by_value)
+    rank = torch.empty_like(by_value).scatter_(1, by_value, ranks)
+    merged = links.source & (rank < r)
+    kept = ~merged if valid is None else valid & ~merged
+    position = kept.cumsum(1) - 1
+    if order == "sources_first":
+        sources = kept & links.source
+        others = (kept & ~links.source).cumsum(1) - 1 + sources.sum(1, keepdim=True)
+        position = torch.where(sources, sources.cumsum(1) - 1, others)
+    return torch.where(merged, position.gather(1, links.partner), position), kept

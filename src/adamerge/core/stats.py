@@ -1,0 +1,148 @@
+"""Calibrated statistics: what `calibrate` measures, `stats.json` keeps and an adaptive budget reads."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adamerge.core.errors import BadStats
+from adamerge.core.parts import part
+
+SCHEMA = 1
+
+
+@part
+@dataclass(frozen=True)
+class LayerStats:
+    """Mean and standard deviation of the redundancy over the calibration images, one pair per layer; for count rules
+    that cut at a similarity, the thresholds as well.
+
+    `model` is the fingerprint of the model they belong to, `recipe` the recipe they were measured for (as JSON
+    data); both may be empty for statistics written by hand, which are then only checked for their depth.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    threshold: tuple[float, ...] = ()
+    images: int = 0
+    how: str = "by hand"
+    passes: int = 0
+    model: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.mean) == 0 or len(self.mean) != len(self.std):
+            raise BadStats(
+                f"statistics need one mean and one std for each layer; got {len(self.mean)} means and "
+                f"{len(self.std)} stds. Run `adamerge calibrate` again."
+            )
+        if self.threshold and len(self.threshold) != len(self.mean):
+            raise BadStats(
+                f"statistics need one threshold for each of {len(self.mean)} layers, or none at all; "
+                f"got {len(self.threshold)}. Run `adamerge calibrate` again."
+            )
+        for name, values in (("mean", self.mean), ("std", self.std), ("threshold", self.threshold)):
+            for layer, value in enumerate(values):
+                number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                if not number or not math.isfinite(value) or (name == "std" and value < 0):
+                    wanted = "a finite number >= 0" if name == "std" else "a finite number"
+                    raise BadStats(
+                        f"{name} of layer {layer} must be {wanted}; got {value!r}. Run `adamerge calibrate` again."
+                    )
+
+    @property
+    def depth(self) -> int:
+        """How many layers the statistics cover."""
+        return len(self.mean)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write to JSON, whole or not at all: a killed process leaves the old file or none."""
+        content = {
+            "schema": SCHEMA,
+            "how": self.how,
+            "images": self.images,
+            "passes": self.passes,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "threshold": list(self.threshold),
+            "model": dict(self.model),
+            "recipe": dict(self.recipe),
+        }
+        write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "LayerStats":
+        """Read what `save` wrote; anything else is refused with the reason."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadStats(
+                f"cannot read the statistics {path}: {error}. Make them with `adamerge calibrate`."
+            ) from error
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadStats(f"{path} is not JSON ({error}). Make it again with `adamerge calibrate`.") from error
+        if not isinstance(content, dict) or "schema" not in content:
+            raise BadStats(f"{path} has no 'schema': it is not a file that `adamerge calibrate` wrote.")
+        if content["schema"] != SCHEMA:
+            raise BadStats(
+                f"{path} has schema {content['schema']!r}; this version reads schema {SCHEMA}. "
+                "Run `adamerge calibrate` again with this version."
+            )
+        try:
+            return LayerStats(**_typed(content))
+        except BadStats as error:
+            raise BadStats(f"{path}: {error}") from error
+
+
+_FIELDS: dict[str, type] = {
+    "how": str,
+    "images": int,
+    "passes": int,
+    "mean": list,
+    "std": list,
+    "threshold": list,
+    "model": dict,
+    "recipe": dict,
+}
+
+
+def _typed(content: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a statistics file, each checked for its type."""
+    unknown = sorted(set(content) - set(_FIELDS) - {"schema"})
+    missing = sorted(set(_FIELDS) - set(content))
+    if unknown or missing:
+        raise BadStats(
+            f"a statistics file has the fields {', '.join(_FIELDS)}; missing: {missing}, unknown: {unknown}. "
+            "Run `adamerge calibrate` again."
+        )
+    for name, kind in _FIELDS.items():
+        if not isinstance(content[name], kind):
+            raise BadStats(
+                f"the field {name!r} must be a {kind.__name__}; got {content[name]!r}. Run `adamerge calibrate` again."
+            )
+    return {name: tuple(content[name]) if kind is list else content[name] for name, kind in _FIELDS.items()}
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file so that a reader sees the old content or the new, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

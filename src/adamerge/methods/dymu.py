@@ -1,0 +1,30 @@
+"""DyMU: dynamic token merging by thresholds (Wang et al., 2025)."""
+
+from adamerge.core.budget import Threshold
+from adamerge.core.match import Alternating, Bipartite, Keys, SimilarityOnly
+from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.salience import Uniform
+from adamerge.core.stats import LayerStats
+
+
+def dymu(r: float, stats: LayerStats | None = None, *, proportional_attention: bool = True) -> Recipe:
+    """ToMe's links, cut at a threshold for each layer, so that images merge as many tokens as they can spare.
+
+    From the paper: the thresholds are found layer by layer on calibration images such that `r` tokens merge on
+    average over the batch.  The original pads a batch to its longest image and fills merged tokens in again for
+    language models ("virtual unmerging"), which classification does not need.
+
+    Args:
+        r: tokens merged at each layer on average over the calibration images.
+        stats: the thresholds, from `calibrate`.
+        proportional_attention: count a merged token as often as the patches it stands for.
+    """
+    return Recipe(
+        site="after_attention",
+        salience=Uniform(),
+        links=Bipartite(Alternating(from_prefix=True), Keys(), SimilarityOnly()),
+        budget=Threshold(r, stats),
+        weight=BySize(),
+        order="sources_first",
+        proportional_attention=proportional_attention,
+    )

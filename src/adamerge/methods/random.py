@@ -1,0 +1,55 @@
+"""Random merging: the floor that every method must beat."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adamerge.core.budget import Fixed
+from adamerge.core.evidence import Evidence, Widths
+from adamerge.core.match import Alternating, Links
+from adamerge.core.parts import part
+from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.salience import Uniform
+from adamerge.core.types import PerToken
+
+
+@part
+@dataclass(frozen=True)
+class AtRandom:
+    """Every second token is linked to a random one of the others; the same for every image, so that runs repeat."""
+
+    seed: int = 0
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
+        b, n = salience.shape
+        sides = Alternating()(evidence)
+        dice = torch.Generator().manual_seed(self.seed * 1009 + evidence.layer)
+        draw = torch.rand(2, n, generator=dice).to(salience)
+        targets = sides.target_valid.sum(1, keepdim=True).clamp_min(1)
+        which = (draw[1] * targets).long().minimum(targets - 1)
+        partner = (2 * which + 1).clamp_max(n - 1)
+        source = torch.zeros(b, n, dtype=torch.bool, device=draw.device)
+        source = source.scatter(1, sides.source, sides.source_valid & (sides.target_valid.sum(1, keepdim=True) > 0))
+        return Links(draw[0].expand(b, n).contiguous(), partner, source, sides.source.shape[1] if n > 1 else 0)
+
+    def macs(self, n: Tensor, at: Widths) -> Tensor:
+        return 0 * n
+
+
+def random(r: float, *, seed: int = 0, proportional_attention: bool = True) -> Recipe:
+    """Merge `r` random pairs at each layer.
+
+    Args:
+        r: tokens merged at each layer; a fraction is spread over the layers.
+        seed: of the pairs.
+        proportional_attention: count a merged token as often as the patches it stands for.
+    """
+    return Recipe(
+        site="after_attention",
+        salience=Uniform(),
+        links=AtRandom(seed),
+        budget=Fixed(r),
+        weight=BySize(),
+        proportional_attention=proportional_attention,
+    )

@@ -1,0 +1,1 @@
+"""One file for each host library; `stack` is the only block loop."""

@@ -1,0 +1,106 @@
+"""Finding a model's blocks: which host library it comes from, and what that library calls them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+
+from adamerge.core.errors import BadStats, UnsupportedModel
+from adamerge.core.stats import LayerStats
+from adamerge.models.stack import Stack
+from adamerge.runtime.view import View
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a model keeps its blocks, and how to look at them."""
+
+    owner: nn.Module
+    attribute: str
+    views: tuple[View, ...]
+    prefix: int
+    image: tuple[int, int, int]
+
+    @property
+    def container(self) -> nn.Module:
+        """The host's own block container, whether or not a stack stands in its place now."""
+        now = getattr(self.owner, self.attribute)
+        return now.container if isinstance(now, Stack) else now
+
+    @property
+    def stack(self) -> Stack | None:
+        """The stack in the container's place, if merging is applied."""
+        now = getattr(self.owner, self.attribute)
+        return now if isinstance(now, Stack) else None
+
+    def put(self, blocks: nn.Module) -> None:
+        """Put `blocks` where the model keeps its blocks."""
+        setattr(self.owner, self.attribute, blocks)
+
+    @property
+    def depth(self) -> int:
+        """How many blocks there are."""
+        return len(self.views)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """A few numbers that tell this model from others, and survive a change of dtype or device."""
+        sketch: list[float] = []
+        for block in self.container.children():
+            matrices = [p for p in block.parameters() if p.dim() == 2]
+            for p in matrices:
+                flat = p.detach().flatten()
+                sketch += flat[:: max(1, len(flat) // 2)][:2].float().tolist()
+        return {
+            "class": type(self.owner).__name__,
+            "depth": self.depth,
+            "prefix": self.prefix,
+            "parameters": sum(p.numel() for p in self.container.parameters()),
+            "sketch": [float(f"{v:.6g}") for v in sketch],
+        }
+
+    def check(self, stats: LayerStats) -> None:
+        """Refuse statistics that were calibrated on another model."""
+        if stats.depth != self.depth:
+            raise BadStats(
+                f"these statistics cover {stats.depth} layers, the model has {self.depth}; "
+                "they were calibrated on another model. Run `adamerge calibrate` on this one."
+            )
+        if not stats.model:
+            return
+        mine, theirs = self.fingerprint(), dict(stats.model)
+        for name in ("class", "prefix", "parameters"):
+            if mine[name] != theirs.get(name):
+                raise BadStats(
+                    f"these statistics were calibrated on another model: its {name} is {theirs.get(name)!r}, "
+                    f"this model's is {mine[name]!r}. Run `adamerge calibrate` on this one."
+                )
+        a, b = torch.tensor(mine["sketch"]), torch.tensor(theirs.get("sketch", []))
+        # bfloat16 keeps 8 bits; the tolerance lets a model pass in any dtype.
+        if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-2, atol=1e-5):
+            raise BadStats(
+                "these statistics were calibrated on a model of the same shape with other weights. "
+                "Run `adamerge calibrate` on this one."
+            )
+
+
+# Library -> module with `host(model) -> Host | None`.  A library is imported only for its own models.
+LIBRARIES = {"timm": "adamerge.models.timm"}
+
+
+def find_host(model: nn.Module) -> Host:
+    """The host view of a supported model; any other is refused with the list of what is supported."""
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModel(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
+    roots = {base.__module__.partition(".")[0] for base in type(model).__mro__}
+    for library, module in LIBRARIES.items():
+        if library in roots:
+            look: Callable[[nn.Module], Host] = import_module(module).host
+            return look(model)
+    raise UnsupportedModel(
+        f"{type(model).__module__}.{type(model).__name__} is not supported; supported are timm's VisionTransformer "
+        "models (ViT, DeiT, DeiT distilled, DeiT-III, DINOv2). If it is wrapped (DataParallel, a pipeline), pass the "
+        "inner model, such as model.module."
+    )

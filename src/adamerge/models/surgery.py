@@ -1,0 +1,89 @@
+"""Putting merging into a model and taking it out again."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from adamerge.core.errors import BadOption, NotApplied
+from adamerge.core.parts import to_json
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import LayerStats
+from adamerge.models.host import Host, find_host
+from adamerge.models.stack import Stack
+from adamerge.runtime.trace import Trace
+
+
+def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
+    """Make `model` merge tokens as `recipe` says, in place; return it.
+
+    Applying again replaces the recipe.  Parameters, `state_dict` keys, input and output shapes stay what they were.
+    Nothing is changed when the model or the recipe is refused.
+    """
+    if not isinstance(recipe, Recipe):
+        raise BadOption(
+            f"expected a Recipe such as adamerge.methods.adamerge(r_max=14, stats=stats), got {type(recipe).__name__}"
+        )
+    host = find_host(model)
+    if recipe.stats is not None:
+        host.check(recipe.stats)
+        _warn_of_another_recipe(recipe, recipe.stats)
+    host.put(Stack(host.owner, host.container, host.views, host.prefix, recipe))
+    return model
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """Give `model` its own blocks back, bit for bit; return it.  A model without merging is left alone."""
+    host = find_host(model)
+    if host.stack is not None:
+        container = host.container
+        container.training = host.stack.training
+        host.put(container)
+    return model
+
+
+def trace(model: nn.Module) -> Trace:
+    """What the last forward pass of a merged model did with its batch."""
+    last = applied(model).last
+    if last is None:
+        raise NotApplied("the merged model has not run yet; call model(images) before adamerge.trace(model)")
+    return last
+
+
+def applied(model: nn.Module) -> Stack:
+    """The stack of a merged model."""
+    host: Host = find_host(model)
+    if host.stack is None:
+        raise NotApplied("this model does not merge; call adamerge.apply(model, recipe) first")
+    return host.stack
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[None]:
+    """Run the model in evaluation mode; afterwards its mode and its blocks are what they were."""
+    host = find_host(model)
+    blocks = getattr(host.owner, host.attribute)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        host.put(blocks)
+        for module, training in modes.items():
+            module.training = training
+
+
+def _warn_of_another_recipe(recipe: Recipe, stats: LayerStats) -> None:
+    """Statistics describe the tokens that one recipe leaves; say so when they are used with another."""
+    if not stats.recipe:
+        return
+    mine = to_json(recipe.with_stats(None))
+    differing = [name for name in mine if mine[name] != stats.recipe.get(name)]
+    if differing:
+        theirs = {name: stats.recipe.get(name) for name in differing}
+        warnings.warn(
+            f"these statistics were calibrated for another recipe ({theirs}); this one has "
+            f"{ {name: mine[name] for name in differing} }. Calibrate again for the recipe you run.",
+            stacklevel=3,
+        )

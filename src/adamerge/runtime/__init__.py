@@ -1,0 +1,1 @@
+"""Carries out plans; knows no method and no model."""

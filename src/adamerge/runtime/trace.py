@@ -1,0 +1,87 @@
+"""What a merged model did with a batch: counts, slots, salience and sizes, for each image and layer."""
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from adamerge.core.plan import Plan
+from adamerge.core.types import Counts, PerImage, PerToken
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """One layer's merge: the plan, the salience it looked at, the sizes it left, the redundancy it measured."""
+
+    plan: Plan
+    salience: PerToken
+    size: Float[Tensor, "b m"]
+    redundancy: PerImage
+
+    @property
+    def merged_salience(self) -> Float[Tensor, "b m"]:
+        """The salience of the tokens after the merge: the greatest of each token's members, eq. (6) (D12)."""
+        slot = self.plan.slot
+        lowest = self.salience.new_full((len(slot), self.plan.width), float("-inf"))
+        seen = torch.where(slot < 0, float("-inf"), self.salience)
+        best = lowest.scatter_reduce(1, slot.clamp_min(0), seen, "amax")
+        return torch.where(best.isneginf(), 0, best)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The layers of one forward pass, in order.  Patch tokens only: prefix tokens are never merged."""
+
+    layers: tuple[LayerTrace, ...]
+    prefix: int
+    before_block: bool
+
+    @property
+    def patches(self) -> int:
+        """How many patch tokens each image started with."""
+        return self.layers[0].plan.slot.shape[1]
+
+    @property
+    def counts(self) -> Int[Tensor, "b l"]:
+        """Patch tokens left after each layer's merge."""
+        return torch.stack([layer.plan.count for layer in self.layers], 1)
+
+    @property
+    def r(self) -> Int[Tensor, "b l"]:
+        """Patch tokens merged away at each layer."""
+        start = torch.full_like(self.counts[:, :1], self.patches)
+        return -torch.diff(self.counts, dim=1, prepend=start)
+
+    @property
+    def merged(self) -> Counts:
+        """Patch tokens merged away in all."""
+        return self.patches - self.counts[:, -1]
+
+    @property
+    def redundancy(self) -> Float[Tensor, "b l"]:
+        """The measured redundancy of each image at each layer."""
+        return torch.stack([layer.redundancy for layer in self.layers], 1)
+
+    def plan(self, layer: int = -1) -> Plan:
+        """All merges up to and including `layer` as one plan from the original patches."""
+        last = range(len(self.layers))[layer]
+        return reduce(Plan.then, (step.plan for step in self.layers[: last + 1]))
+
+    def slots(self, layer: int = -1) -> Int[Tensor, "b n"]:
+        """For every original patch, the token it is part of after `layer`."""
+        return self.plan(layer).slot
+
+    def __str__(self) -> str:
+        r, counts = self.r, self.counts
+        images = len(r)
+        lines = [f"{images} image{'s' * (images != 1)}, {self.patches} patch tokens + {self.prefix} prefix"]
+        lines.append(f"{'layer':>5}  {'mean r':>7}  {'min':>4}  {'max':>4}  {'tokens left':>11}")
+        for layer in range(len(self.layers)):
+            column, left = r[:, layer], counts[:, layer].double().mean()
+            mean, low, high = column.double().mean(), int(column.min()), int(column.max())
+            lines.append(f"{layer:>5}  {mean:>7.2f}  {low:>4}  {high:>4}  {left:>11.1f}")
+        merged = self.merged.double()
+        lines.append(f"merged {merged.mean():.1f} ± {merged.std(correction=0):.1f} of {self.patches} per image")
+        return "\n".join(lines)

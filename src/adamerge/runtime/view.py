@@ -1,0 +1,63 @@
+"""What a runtime needs to know of a host's transformer block."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """One block's widths, and the multiply-accumulates of its linear layers per token."""
+
+    dim: int
+    heads: int
+    key_dim: int
+    qkv: int
+    project: int
+    mlp: int
+
+    @property
+    def per_token(self) -> int:
+        """All linear layers together."""
+        return self.qkv + self.project + self.mlp
+
+    @property
+    def per_pair(self) -> int:
+        """What attention costs for a query and a key: one score and one weighted value in every head."""
+        return 2 * self.heads * self.key_dim
+
+
+@runtime_checkable
+class View(Protocol):
+    """A pre-norm block in three functions.  Leading dimensions are free, so tokens may be padded or packed.
+
+    `project` and `mlp` give the residual branch, LayerScale and drop-path included; the runtime adds it.
+    """
+
+    @property
+    def fused(self) -> bool:
+        """Whether the host's attention is `scaled_dot_product_attention`."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """What the host multiplies attention scores by."""
+        ...
+
+    @property
+    def dropout(self) -> float:
+        """The dropout on attention weights in force now (0 in evaluation)."""
+        ...
+
+    @property
+    def shape(self) -> BlockShape: ...
+
+    def qkv(
+        self, x: Float[Tensor, "... d"]
+    ) -> tuple[Float[Tensor, "... h k"], Float[Tensor, "... h k"], Float[Tensor, "... h k"]]: ...
+
+    def project(self, attended: Float[Tensor, "... h k"]) -> Float[Tensor, "... d"]: ...
+
+    def mlp(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]: ...

@@ -1,0 +1,18 @@
+"""What every test may use: small examples that repeat exactly, and a way to see errors as users see them."""
+
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+from hypothesis import settings
+
+settings.register_profile("adamerge", deadline=None, max_examples=15, derandomize=True, database=None)
+settings.load_profile("adamerge")
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Run without the shape checker, as users do: it would refuse a wrong type before the library can."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

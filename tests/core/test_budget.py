@@ -1,0 +1,144 @@
+"""How many tokens merge: the paper's formula, its corners, and what is refused."""
+
+import math
+
+import pytest
+import reference
+import torch
+from examples import formula, linked
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.errors import BadOption, BadStats
+from adamerge.core.match import Links
+from adamerge.core.stats import LayerStats
+
+finite = st.floats(-3, 3)
+
+
+def links_of(redundancy: list[float]) -> Links:
+    """Links of one source each, so that the redundancy of each image is what is asked for."""
+    value = torch.tensor([[v, 0.0] for v in redundancy], dtype=torch.float64)
+    return Links(value, torch.ones(value.shape).long(), torch.tensor([[True, False]] * len(redundancy)), 1)
+
+
+def adaptive(r_max: float, mean: float = 0.0, std: float = 1.0, alpha: float = 1.0, temperature: float = 1.0) -> ZScore:
+    return ZScore(r_max, LayerStats((mean,), (std,)), alpha, temperature)
+
+
+def merges(budget: ZScore, *redundancy: float) -> list[int]:
+    r = budget(links_of(list(redundancy)), 0)
+    return [r] * len(redundancy) if isinstance(r, int) else r.tolist()
+
+
+@given(
+    redundancy=st.lists(finite, min_size=1, max_size=4),
+    r_max=st.floats(0, 60),
+    mean=finite,
+    std=st.floats(0.001, 2),
+    alpha=finite,
+    temperature=st.floats(0.1, 5),
+)
+def test_the_count_is_the_papers_formula(redundancy, r_max, mean, std, alpha, temperature):
+    expected = [reference.number(s, r_max, mean, std, alpha, temperature) for s in redundancy]
+    assert merges(adaptive(r_max, mean, std, alpha, temperature), *redundancy) == expected
+
+
+def test_the_count_in_numbers():
+    """sigmoid(0) = 1/2, sigmoid(1) = 0.731, sigmoid(-1) = 0.269."""
+    assert merges(adaptive(10.0, 0.3, 0.1), 0.3, 0.4, 0.2, 5.0, -5.0) == [5, 7, 2, 10, 0] or merges(
+        adaptive(10.0, 0.3, 0.1), 0.3, 0.4, 0.2, 5.0, -5.0
+    ) == [5, 7, 2, 9, 0]
+
+
+def test_alpha_steepens_and_temperature_flattens():
+    assert merges(adaptive(100.0), 1.0) == [73]
+    assert merges(adaptive(100.0, alpha=2.0), 1.0) == [88]
+    assert merges(adaptive(100.0, temperature=2.0), 1.0) == [62]
+    assert merges(adaptive(100.0, alpha=2.0, temperature=2.0), 1.0) == [73]
+    assert merges(adaptive(100.0, alpha=-1.0), 1.0) == [26]
+
+
+def test_r_max_may_be_a_real_number():
+    """D16: half of 9.9 is 4, half of 10.1 is 5."""
+    assert merges(adaptive(9.9), 0.0) == [4]
+    assert merges(adaptive(10.1), 0.0) == [5]
+
+
+@pytest.mark.parametrize("r_max", [0.0, 0.5, 0.999])
+def test_an_r_max_below_one_never_merges_and_never_asks_the_device(r_max):
+    assert adaptive(r_max)(links_of([100.0, 0.0]), 0) == 0
+
+
+def test_a_layer_where_all_images_agreed_decides_by_sign():
+    """D9: std 0 counts as tiny."""
+    assert merges(adaptive(10.0, 0.3, 0.0), 0.31, 0.29) == [10, 0]
+    assert merges(adaptive(10.0, 0.25, 0.0), 0.25) == [5]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_an_image_that_is_not_finite_merges_nothing(value):
+    """D9."""
+    assert merges(adaptive(10.0), value, 0.0) == [0, 5]
+
+
+def test_an_enormous_r_max_stays_a_number_of_tokens():
+    r = adaptive(1e300)(links_of([0.0]), 0)
+    assert isinstance(r, int) or (r > 1000).all()
+
+
+def test_each_layer_is_compared_with_its_own_statistics():
+    budget = ZScore(100.0, LayerStats((0.0, 1.0), (1.0, 0.5)))
+    assert [int(budget(links_of([1.0]), layer)[0]) for layer in (0, 1)] == [73, 50]
+
+
+def test_the_count_carries_no_gradient():
+    links = linked(formula(2).requires_grad_())
+    r = adaptive(8.0, 0.2, 0.1)(links, 0)
+    assert isinstance(r, torch.Tensor) and not r.requires_grad and r.dtype == torch.long
+
+
+def test_a_fixed_budget_is_the_same_number_everywhere():
+    assert [Fixed(4)(links_of([0.1, 0.9]), layer) for layer in (0, 7)] == [4, 4]
+
+
+@pytest.mark.parametrize("r", [-1, True, 2.0, "3", None])
+def test_a_fixed_number_must_be_a_whole_number(unchecked, r):
+    with pytest.raises(BadOption, match=f"r is a number of tokens and must be a whole number >= 0; got {r!r}"):
+        Fixed(r)
+
+
+@pytest.mark.parametrize("name", ["r_max", "alpha", "temperature"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "3", None])
+def test_the_numbers_of_an_adaptive_budget_must_be_finite(unchecked, name, value):
+    with pytest.raises(BadOption, match=f"{name} must be a finite number; got {value!r}"):
+        ZScore(**{"r_max": 9.0, name: value})
+
+
+def test_a_negative_r_max_is_refused():
+    with pytest.raises(BadOption, match=r"r_max is a number of tokens and must be >= 0; got -1.0"):
+        ZScore(-1.0)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -2.0])
+def test_a_temperature_must_be_positive(temperature):
+    with pytest.raises(BadOption, match=f"temperature divides the z-score and must be > 0; got {temperature}"):
+        ZScore(9.0, temperature=temperature)
+
+
+def test_a_recipe_without_statistics_says_how_to_make_them():
+    with pytest.raises(BadStats, match=r"adapts to calibrated statistics and has none; .*adamerge.calibrate\(model, "):
+        ZScore(9.0)(links_of([0.1]), 0)
+
+
+def test_statistics_of_a_shallower_model_are_refused():
+    with pytest.raises(BadStats, match="stats cover 1 layers but layer 7 was asked for; were they calibrated on another"):
+        adaptive(9.0)(links_of([0.1]), 7)
+
+
+@given(low=finite, high=finite)
+def test_a_more_redundant_image_never_merges_less(low, high):
+    few, many = merges(adaptive(23.0, 0.1, 0.7), min(low, high), max(low, high))
+    assert 0 <= few <= many <= 23
+    assert math.floor(23 / 2) in range(few, many + 1) or max(low, high) < 0.1 or min(low, high) > 0.1
