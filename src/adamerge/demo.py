@@ -3,18 +3,14 @@
 import json
 from pathlib import Path
 
-import torch
 from rich.console import Group
-from rich.table import Table
 
 from adamerge.calibrate import calibrate
 from adamerge.core.stats import write_atomically
-from adamerge.embedded import CLASSES, load, preprocess, scenes
+from adamerge.embedded import load, preprocess, scenes
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
 from adamerge.evaluate import evaluate
 from adamerge.methods import adamerge, none, tome
-from adamerge.models.surgery import apply, remove, trace
-from adamerge.show import frontier, gallery
 
 CALIBRATION_IMAGES = 128
 # r_max of AdaMerge and r of ToMe in pairs of about equal cost.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adamerge.core.errors import BadOption
-from adamerge.core.evidence import Heads
+from adamerge.core.evidence import Heads, Widths
 from adamerge.core.match import (
     Alternating,
     Bipartite,
@@ -70,12 +70,10 @@ def test_the_two_sides_share_out_the_tokens_of_every_image(split, prefix, counts
 def test_the_price_of_matching_is_the_number_of_pairs_compared(split, prefix, n):
     sources, targets = sides_of(split, n, prefix)
     assert split.pairs(torch.tensor(n)).item() == len(sources) * len(targets)
-    assert Bipartite(split, Tokens(), SimilarityOnly()).macs(torch.tensor(n), 10, 3).item() == 10 * len(sources) * len(
-        targets
-    )
-    assert Bipartite(split, Keys(), SimilarityOnly()).macs(torch.tensor(n), 10, 3).item() == 3 * len(sources) * len(
-        targets
-    )
+    at = Widths(dim=10, heads=2, key_dim=3, prefix=prefix)
+    for metric, width in ((Tokens(), 10), (Keys(), 3)):
+        macs = Bipartite(split, metric, SimilarityOnly()).macs(torch.tensor(n), at)
+        assert macs.item() == width * len(sources) * len(targets)
 
 
 @pytest.mark.parametrize("split", SPLITS)

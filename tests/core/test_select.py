@@ -77,7 +77,7 @@ def test_an_image_gets_the_same_plan_alone_and_padded_among_others(split, order,
 @pytest.mark.parametrize("order", ["kept", "sources_first"])
 @pytest.mark.parametrize("zeros", [0, torch.tensor([0])], ids=["for all", "for each"])
 def test_a_plan_that_calls_itself_the_identity_moves_nobody(order, zeros):
-    plan = select(linked(formula(1)), zeros, None, order)
+    plan = select(linked(formula(1), "alternating"), zeros, None, order)
     assert plan.is_identity
     assert plan.slot.tolist() == [list(range(9))]
 

@@ -166,7 +166,9 @@ class Threshold:
         rank = round(self.r * images)
         if rank >= len(values):
             return LOWEST_THRESHOLD
-        return float(values.sort(descending=True).values[rank])
+        values = values.sort(descending=True).values
+        # Half-way between two values: rounding must not decide about an image that was calibrated on.
+        return float(values[max(rank - 1, 0) : rank + 1].mean())
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
         stats = calibrated(self.stats, evidence)

@@ -206,5 +206,5 @@ class Bipartite:
         return self.split.pairs(n) * self.metric.width(at)
 
 
-def _rows(x: Features, index: Int[Tensor, "b s"]) -> Features:
+def _rows(x: Features, index: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
     return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))

@@ -1,9 +1,10 @@
-"""The shape vocabulary: b images, n tokens, d channels, m tokens left after a merge, k channels compared."""
+"""The shape vocabulary: b images, n patch tokens (t with the prefix), d channels, m tokens left after a merge."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 Features = Float[Tensor, "b n d"]
+AllTokens = Float[Tensor, "b t d"]
 PerToken = Float[Tensor, "b n"]
 PerImage = Float[Tensor, "b"]
 Slots = Int[Tensor, "b n"]

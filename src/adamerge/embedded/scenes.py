@@ -29,7 +29,7 @@ CALIBRATION_SEED = 2
 
 # One number makes the whole data set easier (towards 0) or harder (above 1): it scales how small objects get,
 # how faint their details, how many fragments and occluders there are, how strong the noise and how flat the contrast.
-DIFFICULTY = 1.0
+DIFFICULTY = 1.5
 
 _SMALLEST_SIZE = 32
 # Small pieces keep the temporaries of a CPU in its cache; a GPU wants as few launches as possible.

@@ -54,18 +54,18 @@ class ByEnergy:
             energy = energy.masked_fill(~valid[:, None, :], 0).sum(-1) / evidence.counts[:, None]
             energy = energy.masked_fill(~valid, float("-inf"))
         order = energy.argsort(dim=1, descending=True, stable=True)
+        n = order.shape[1]
+        taking_part = evidence.counts[:, None]
         if evidence.layer >= evidence.depth // 2:
-            order = order[:, : 2 * self.budget.merges(evidence)]
-        pairs = order.shape[1] // 2
-        source, target = order[:, : 2 * pairs : 2], order[:, 1 : 2 * pairs : 2]
-        if order.shape[1] % 2:
-            # An odd one out can only be a target.
-            target = torch.cat([target, order[:, -1:]], 1)
-        counts = evidence.counts[:, None]
-        return Sides(source, target, source < counts, target < counts)
+            taking_part = taking_part.clamp_max(2 * self.budget.merges(evidence))
+        rank = torch.arange(n, device=order.device).expand_as(order)
+        # The last of an odd number has no turn as a source.
+        source, target = slice(0, n - n % 2, 2), slice(1, n, 2)
+        paired = rank[:, source] + 1 < taking_part
+        return Sides(order[:, source], order[:, target], paired, rank[:, target] < taking_part)
 
     def pairs(self, n: Tensor) -> Tensor:
-        return n * n + (n // 2) * (n - n // 2)
+        return n * n + (n // 2) * (n // 2)
 
 
 def pitome(

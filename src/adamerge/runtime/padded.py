@@ -10,7 +10,7 @@ from adamerge.core.evidence import Evidence, Heads
 from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally, unfold
 from adamerge.core.recipe import Recipe
-from adamerge.core.types import Counts, Features, PerToken, Slots
+from adamerge.core.types import AllTokens, Counts, PerToken, Slots
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import View
 
@@ -24,7 +24,7 @@ class State:
     `history` says where every original patch went; `steps` is what the layers did so far.
     """
 
-    x: Features
+    x: AllTokens
     size: PerToken
     place: Slots
     prefix: int
@@ -38,7 +38,7 @@ class State:
         return len(self.steps)
 
 
-def start(x: Features, prefix: int) -> State:
+def start(x: AllTokens, prefix: int) -> State:
     """A batch as it enters the first block."""
     b, n = len(x), x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -72,7 +72,7 @@ def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
     return replace(state, x=state.x + view.project(attended)), Heads(query, key, value, view.scale, extra)
 
 
-def finish(state: State) -> Features:
+def finish(state: State) -> AllTokens:
     """The tokens in the host's own shape: every patch gets a copy of the token it became part of.
 
     So the host's pooling, of whatever kind, weighs a merged token by its size, and no padding leaves the runtime.

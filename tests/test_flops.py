@@ -1,0 +1,133 @@
+"""The true cost is what torch executes, to the last multiply-accumulate."""
+
+import pytest
+import torch
+from models.families import DEPTH, FAMILIES, RECIPES, build, pictures
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import adamerge
+from adamerge import flops
+from adamerge.core.errors import NotApplied, UnsupportedModel
+from adamerge.methods import adamerge as published
+from adamerge.methods import none, tome
+
+
+def plain_attention(model: nn.Module) -> nn.Module:
+    """Without fused attention every product is a matrix product that torch counts."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    return model
+
+
+def executed(model: nn.Module, images: Tensor) -> int:
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(images)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_unmerged_cost_is_what_torch_executes(family):
+    model = plain_attention(build(family))
+    assert flops.meter(model).unmerged().true.tolist() == [executed(model, pictures(1))]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_cost_of_a_merged_image_is_what_torch_executes(family, name):
+    model, images = plain_attention(build(family)), pictures()
+    adamerge.apply(model, RECIPES[name](model, images))
+    for image in images:
+        macs = executed(model, image[None])
+        assert flops.cost(model).true.tolist() == [macs]
+
+
+@pytest.mark.parametrize("side", [16, 32, 48, 80])
+@pytest.mark.parametrize("recipe", [published(r=99), tome(99), published(r=2, split="alternating")], ids=range(3))
+def test_the_cost_is_exact_at_any_number_of_patches(side, recipe):
+    model = adamerge.apply(plain_attention(build("vit", img_size=side)), recipe)
+    macs = executed(model, pictures(1, side=side))
+    assert flops.cost(model).true.tolist() == [macs]
+
+
+@pytest.mark.parametrize("family", ["vit", "deit_distilled", "map_pool"])
+def test_every_image_of_a_batch_has_its_own_cost(family):
+    model, images = plain_attention(build(family)), pictures()
+    adamerge.apply(model, RECIPES["adaptive"](model, images))
+    with torch.no_grad():
+        model(images)
+    together = flops.cost(model)
+    assert len(set(together.true.tolist())) > 2
+    for image in range(len(images)):
+        with torch.no_grad():
+            model(images[image : image + 1])
+        alone = flops.cost(model)
+        assert alone.true[0] == together.true[image] and alone.paper[0] == together.paper[image]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fused_attention_is_counted_like_any_other(family):
+    """torch's counter sees no fused attention on a CPU; the price must not depend on it."""
+    assert flops.meter(build(family)) == flops.meter(plain_attention(build(family)))
+
+
+@pytest.mark.parametrize("recipe", [tome(3), published(r=3)], ids=["tome", "adamerge"])
+def test_images_of_another_size_cost_what_they_cost(recipe):
+    """A model that takes any size starts with other counts."""
+    model = adamerge.apply(plain_attention(build("vit", dynamic_img_size=True)), recipe)
+    macs = executed(model, pictures(1, side=96))
+    assert flops.cost(model).true.tolist() == [macs]
+
+
+def test_the_paper_counts_blocks_alone_at_the_tokens_that_enter_them():
+    model, images = build("vit"), pictures()
+    d, blocks = 48, []
+    for recipe in (tome(3), published(r=3)):
+        with torch.no_grad():
+            adamerge.apply(model, recipe)(images)
+        entering = [17, 14, 11] if recipe == tome(3) else [14, 11, 8]
+        blocks.append(sum(12 * n * d * d + 2 * n * n * d for n in entering))
+        assert flops.cost(model).paper.tolist() == [blocks[-1]] * 5
+    assert blocks[0] > blocks[1]
+
+
+def test_merging_nothing_costs_the_unmerged_model_and_the_decision():
+    model, images = build("vit"), pictures(2)
+    with torch.no_grad():
+        adamerge.apply(model, none())(images)
+    price, cost = flops.meter(model).unmerged(), flops.cost(model)
+    assert cost.paper.tolist() == price.paper.tolist() * 2
+    assert (cost.true - price.true).tolist() == [DEPTH * 8 * 8 * 12] * 2
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_metering_leaves_the_model_as_it_was_found(merged):
+    model, images = build("vit"), pictures()
+    if merged:
+        adamerge.apply(model, tome(3))
+    model.train()
+    blocks = model.blocks
+    with torch.no_grad():
+        model(images)
+    flops.meter(model)
+    assert model.blocks is blocks and all(m.training for m in model.modules())
+    if merged:
+        assert adamerge.trace(model).r.tolist() == [[3, 3, 3]] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_the_price_does_not_depend_on_the_precision(dtype):
+    assert flops.meter(build("vit").to(dtype)) == flops.meter(build("vit"))
+
+
+def test_a_cost_needs_a_merged_model_that_has_run():
+    model = build("vit")
+    with pytest.raises(NotApplied, match="this model does not merge"):
+        flops.cost(model)
+    adamerge.apply(model, tome(3))
+    with pytest.raises(NotApplied, match="has not run yet"):
+        flops.cost(model)
+    with pytest.raises(UnsupportedModel, match="not supported"):
+        flops.meter(nn.Linear(2, 2))
