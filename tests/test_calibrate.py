@@ -241,7 +241,9 @@ def test_only_broken_images_are_refused(model, images, how):
 
 
 def test_a_generator_cannot_be_gone_through_twice(model, images):
-    message = "2 passes go over the images 2 times, but an iterator can be gone through only once; pass a list or a Data"
+    message = (
+        "2 passes go over the images 2 times, but an iterator can be gone through only once; pass a list or a Data"
+    )
     with pytest.raises(BadImages, match=message):
         quietly(model, (batch for batch in [images]), r_max=6.0)
 
@@ -272,7 +274,9 @@ def test_what_is_no_image_is_refused(model, wrong):
 
 
 def test_a_fixed_recipe_is_refused(model, images):
-    with pytest.raises(BadOption, match=r"only adaptive budgets have statistics; this recipe's is Fixed\(r=3.*no calib"):
+    with pytest.raises(
+        BadOption, match=r"only adaptive budgets have statistics; this recipe's is Fixed\(r=3.*no calib"
+    ):
         quietly(model, images, tome(3))
 
 
@@ -368,7 +372,9 @@ def test_statistics_by_hand_are_only_checked_for_their_depth(model, images):
     [(dict(split="alternating"), "links"), (dict(affinity="cosine"), "salience"), (dict(averaging="size"), "weight")],
 )
 def test_statistics_of_another_recipe_are_taken_with_a_warning(model, stats, options, name):
-    with pytest.warns(UserWarning, match=f"these statistics were calibrated for another recipe \\({{'{name}': .* Calibrate"):
+    with pytest.warns(
+        UserWarning, match=f"these statistics were calibrated for another recipe \\({{'{name}': .* Calibrate"
+    ):
         adamerge.apply(model, published(6.0, stats, **options))
     with pytest.warns(UserWarning, match="r_max"):
         adamerge.apply(model, published(9.0, stats))

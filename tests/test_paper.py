@@ -1,11 +1,12 @@
 """The paper's claims, each recomputed: ToMe as a special case, Proposition 1, the published costs, whole networks."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from core import reference
-from models.families import DEPTH, build, measured, pictures
+from models.families import build, measured, pictures
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
@@ -23,7 +24,7 @@ def noise(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# --- C1: ToMe is the case of uniform salience ------------------------------------------------------------------------
+# --- C1: ToMe is the case of uniform salience -----------------------------------------------------------------------
 
 
 def adamerge_as_tome(r: int) -> Recipe:
@@ -67,7 +68,7 @@ def test_weighting_by_a_uniform_salience_changes_no_plan(seed):
     assert not torch.equal(published(r=4).decide(evidence).plan.slot, similar.plan.slot)
 
 
-# --- ToMe, written again from its description --------------------------------------------------------------------------
+# --- ToMe, written again from its description -----------------------------------------------------------------------
 
 
 def slow_tome(key: Tensor, size: Tensor, r: int, protected: int) -> list[list[int]]:
@@ -94,7 +95,7 @@ def slow_tome(key: Tensor, size: Tensor, r: int, protected: int) -> list[list[in
     return [[t] + [i for i, j in gone.items() if j == t] for t in order]
 
 
-def slow_tome_network(model: VisionTransformer, image: Tensor, r: int, proportional: bool) -> tuple[Tensor, list[int]]:
+def slow_tome_network(model: Any, image: Tensor, r: int, proportional: bool) -> tuple[Tensor, list[int]]:
     """A class-token model with ToMe between attention and MLP of every block, one image, written as a loop."""
     x = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))[0]
     size, counts = torch.ones(len(x), dtype=x.dtype), []
@@ -172,10 +173,10 @@ def test_tome_never_merges_more_than_half_of_the_unprotected_tokens(prefix, patc
     assert tome(99).decide(evidence).plan.count.tolist() == [patches - patches // 2] * 2
 
 
-# --- AdaMerge's whole network, written again ---------------------------------------------------------------------------
+# --- AdaMerge's whole network, written again ------------------------------------------------------------------------
 
 
-def slow_network(model: VisionTransformer, image: Tensor, recipe: Recipe, **options) -> tuple[Tensor, list[int]]:
+def slow_network(model: Any, image: Tensor, recipe: Recipe, **options) -> tuple[Tensor, list[int]]:
     """A class-token model with AdaMerge before every block, one image, merges by the loops of `reference`."""
     stats, prefix = recipe.stats, model.num_prefix_tokens
     x = model.norm_pre(model._pos_embed(model.patch_embed(image[None])))[0]
@@ -225,7 +226,7 @@ def test_adamerge_is_the_paper_written_as_loops_through_the_whole_network(family
     torch.testing.assert_close(out, torch.stack([logits for logits, _ in expected]), atol=1e-8, rtol=1e-8)
 
 
-# --- Proposition 1 -----------------------------------------------------------------------------------------------------
+# --- Proposition 1 --------------------------------------------------------------------------------------------------
 
 
 def gap(x: Tensor, y: Tensor, s: float, t: float) -> float:
@@ -267,7 +268,7 @@ def test_the_salience_weighted_mean_is_the_best_of_all_tokens(seed):
         assert loss(best) < loss(best + 0.01 * noise(5, seed=100 + other))
 
 
-# --- costs -------------------------------------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -333,5 +334,3 @@ def test_adamerge_pays_for_its_affinity_and_its_matching(vit_base, r):
     cost = vit_base.cost(counts_of(r), published(r=r))
     assert cost.paper.item() == blocks
     assert cost.true.item() == blocks + decision + 196 * 768 * 768 + 768 * 1000
-
-

@@ -101,7 +101,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     host.put(host.container)
     states: list[padded.State] = []
     for batch in _shown(images, "calibrating, embedding", progress):
-        states.append(padded.start(_embed(host, model, _on(model, batch)), host.prefix))
+        states.append(padded.start(_embed(host, model, _on(model, batch)), host.prefix, host.class_token))
     if not states:
         raise BadImages("there are no images to calibrate on; pass at least one batch")
     budget = recipe.budget

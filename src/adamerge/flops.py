@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
@@ -60,6 +59,9 @@ class Meter:
 
 def meter(model: nn.Module) -> Meter:
     """Read a model's prices.  Everything outside the blocks is counted by running it once on a blank image."""
+    # It loads Triton, which nobody needs who only merges.
+    from torch.utils.flop_counter import FlopCounterMode
+
     host = find_host(model)
     passage = _Passage()
     parameter = next(model.parameters())

@@ -61,7 +61,9 @@ def plans(draw: st.DrawFn, tokens: int | None = None, full: bool = False) -> Pla
         owned = n if full else draw(st.integers(1, n))
         count = draw(st.integers(1, owned))
         # The first `count` members of a shuffle open the slots; the rest join any of them.
-        row = list(range(count)) + draw(st.lists(st.integers(0, count - 1), min_size=owned - count, max_size=owned - count))
+        row = list(range(count)) + draw(
+            st.lists(st.integers(0, count - 1), min_size=owned - count, max_size=owned - count)
+        )
         rows.append(draw(st.permutations(row)) + [-1] * (n - owned))
         counts.append(count)
     return Plan(torch.tensor(rows), torch.tensor(counts), max(counts), ragged=min(counts) != max(counts))
@@ -72,7 +74,9 @@ def after(plan: Plan, draw: st.DrawFn) -> Plan:
     rows, counts = [], []
     for owned in plan.count.tolist():
         count = draw(st.integers(1, owned))
-        row = list(range(count)) + draw(st.lists(st.integers(0, count - 1), min_size=owned - count, max_size=owned - count))
+        row = list(range(count)) + draw(
+            st.lists(st.integers(0, count - 1), min_size=owned - count, max_size=owned - count)
+        )
         rows.append(draw(st.permutations(row)) + [-1] * (plan.width - owned))
         counts.append(count)
     return Plan(torch.tensor(rows), torch.tensor(counts), max(counts), ragged=min(counts) != max(counts))

@@ -126,9 +126,7 @@ def test_a_fixed_number_must_not_be_negative():
 
 @pytest.mark.parametrize("delay", [-1, True, 1.5])
 def test_a_delay_must_be_a_whole_number_of_layers(unchecked, delay):
-    with pytest.raises(
-        BadOption, match=f"delay is a number of layers and must be a whole number >= 0; got {delay!r}"
-    ):
+    with pytest.raises(BadOption, match=f"delay is a number of layers and must be a whole number >= 0; got {delay!r}"):
         Fixed(3, delay)
 
 
@@ -140,7 +138,7 @@ def test_the_numbers_of_an_adaptive_budget_must_be_finite(unchecked, name, value
 
 
 def test_a_negative_r_max_is_refused():
-    with pytest.raises(BadOption, match="r_max must be >= 0; got -1.0"):
+    with pytest.raises(BadOption, match=r"r_max must be >= 0; got -1\.0"):
         ZScore(-1.0)
 
 
@@ -156,7 +154,9 @@ def test_a_recipe_without_statistics_says_how_to_make_them():
 
 
 def test_statistics_of_a_shallower_model_are_refused():
-    with pytest.raises(BadStats, match="stats cover 1 layers but layer 7 was asked for; were they calibrated on another"):
+    with pytest.raises(
+        BadStats, match="stats cover 1 layers but layer 7 was asked for; were they calibrated on another"
+    ):
         count(adaptive(9.0), links_of([0.1]), 7)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import reference
@@ -24,7 +25,7 @@ from adamerge.methods import adamerge, none, tome
 
 AVERAGES = ("salience", "size", "salience_size")
 STATS = LayerStats((0.3,), (0.1,))
-OPTIONS = [
+OPTIONS: list[dict[str, Any]] = [
     dict(split=s, direction=d, averaging=a, affinity=f)
     for s, d, a, f in itertools.product(SPLITS, DIRECTIONS, AVERAGES, AFFINITIES)
 ]
@@ -135,7 +136,9 @@ def test_the_plan_of_a_small_input_is_known(options, expected):
 
 
 def test_the_partners_of_a_small_input_are_known():
-    sequential, alternating = (adamerge(r=0, split=s).decide(seen(formula())).links for s in ("sequential", "alternating"))
+    sequential, alternating = (
+        adamerge(r=0, split=s).decide(seen(formula())).links for s in ("sequential", "alternating")
+    )
     assert sequential.partner.tolist() == [[6, 5, 4, 6, 4, 5, 6, 7, 8], [8, 8, 5, 6, 4, 5, 6, 7, 8]]
     assert alternating.partner.tolist() == [[3, 1, 1, 3, 5, 5, 3, 7, 7], [1, 1, 5, 3, 3, 5, 7, 7, 1]]
 
@@ -191,7 +194,7 @@ def test_tome_is_what_its_paper_says():
 
 def test_merging_nothing_is_a_recipe_too():
     x = noise(2, 7, 4, seed=0)
-    heads = Heads(*(noise(2, 7, 2, 2, seed=k) for k in range(3)), 1.0)
+    heads = Heads(noise(2, 7, 2, 2, seed=1), noise(2, 7, 2, 2, seed=2), noise(2, 7, 2, 2, seed=3), 1.0)
     assert none().decide(replace(seen(x), heads=heads)).plan.is_identity
 
 
@@ -238,7 +241,7 @@ def test_a_recipe_from_json_decides_the_same():
 
 def test_an_unknown_part_is_refused_with_the_parts_there_are():
     text = adamerge(r=3).to_json().replace('"Sequential"', '"Spiral"')
-    with pytest.raises(BadOption, match="unknown part 'Spiral'; this version knows .*Alternating, .*ZScore"):
+    with pytest.raises(BadOption, match=r"unknown part 'Spiral'; this version knows .*Alternating, .*ZScore"):
         Recipe.from_json(text)
 
 
@@ -250,17 +253,21 @@ def test_a_part_without_a_proper_name_is_refused(text):
 
 def test_a_part_with_other_fields_is_refused():
     text = adamerge(r=3).to_json().replace('"affinity"', '"metric"')
-    with pytest.raises(BadOption, match="the part Centrality cannot be made from {'metric': 'dot'}: .*unexpected keyword"):
+    with pytest.raises(
+        BadOption, match=r"the part Centrality cannot be made from {'metric': 'dot'}: .*unexpected keyword"
+    ):
         Recipe.from_json(text)
 
 
 @pytest.mark.parametrize("text", ["", "adamerge", "{"])
 def test_text_that_is_not_json_is_refused(text):
-    with pytest.raises(BadOption, match="a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: "):
+    with pytest.raises(BadOption, match=r"a recipe is JSON text as `Recipe\.to_json` writes it; this is not JSON: "):
         Recipe.from_json(text)
 
 
-@pytest.mark.parametrize("text, kind", [("[1]", "tuple"), ("3", "int"), ("null", "NoneType"), ('{"part": "Uniform"}', "Uniform")])
+@pytest.mark.parametrize(
+    "text, kind", [("[1]", "tuple"), ("3", "int"), ("null", "NoneType"), ('{"part": "Uniform"}', "Uniform")]
+)
 def test_json_of_something_else_is_refused(text, kind):
     with pytest.raises(BadOption, match=f"a recipe is JSON text as `Recipe.to_json` writes it; this describes {kind}"):
         Recipe.from_json(text)
@@ -301,7 +308,10 @@ def test_either_r_or_r_max_must_be_given():
         adamerge(9.0, r=3)
 
 
-@pytest.mark.parametrize("name, value, choices", [("site", "after_mlp", "before_block, after_attention"), ("order", "random", "kept, sources_first")])
+@pytest.mark.parametrize(
+    "name, value, choices",
+    [("site", "after_mlp", "before_block, after_attention"), ("order", "random", "kept, sources_first")],
+)
 def test_an_unknown_site_or_order_is_refused(unchecked, name, value, choices):
     with pytest.raises(BadOption, match=f"{name} must be one of {choices}; got '{value}'"):
         replace(adamerge(r=3), **{name: value})

@@ -21,6 +21,7 @@ def some_links(value: list[float], partner: list[int], source: list[bool]) -> Li
 def test_every_slot_up_to_the_count_is_taken_and_r_tokens_are_gone(split, order, n, r, seed):
     links = linked(noise(2, n, 3, seed=seed), split)
     plan = select(links, r, None, order)
+    assert links.most is not None
     gone = min(r, links.most)
     assert plan.width == n - gone and plan.count.tolist() == [n - gone] * 2 and not plan.ragged
     for row in plan.slot.tolist():
@@ -32,6 +33,7 @@ def test_every_slot_up_to_the_count_is_taken_and_r_tokens_are_gone(split, order,
 def test_each_image_merges_its_own_number(split, n, r, seed):
     links = linked(noise(3, n, 3, seed=seed), split)
     plan = select(links, torch.tensor(r))
+    assert links.most is not None
     gone = [min(k, links.most) for k in r]
     assert plan.count.tolist() == [n - k for k in gone]
     assert plan.width == n - min(gone) and plan.ragged == (len(set(gone)) > 1)
@@ -102,7 +104,9 @@ def test_the_strongest_links_go_first_and_survivors_keep_their_order():
 
 
 def test_tomes_order_puts_the_sources_that_stay_before_the_rest():
-    links = some_links([0, 0.1, 0, 0.9, 0, 0.5, 0], [0, 2, 2, 4, 4, 0, 6], [False, True, False, True, False, True, False])
+    links = some_links(
+        [0, 0.1, 0, 0.9, 0, 0.5, 0], [0, 2, 2, 4, 4, 0, 6], [False, True, False, True, False, True, False]
+    )
     assert select(links, 1, None, "sources_first").slot.tolist() == [[2, 0, 3, 4, 4, 1, 5]]
     assert select(links, 2, None, "sources_first").slot.tolist() == [[1, 0, 2, 3, 3, 1, 4]]
 

@@ -98,7 +98,9 @@ def test_a_text_is_in_place_only_when_it_is_whole(tmp_path, monkeypatch):
     path, seen = tmp_path / "a.txt", []
     path.write_text("old")
     rename = os.replace
-    monkeypatch.setattr(os, "replace", lambda a, b: (seen.append((path.read_text(), Path(a).read_text())), rename(a, b)))
+    monkeypatch.setattr(
+        os, "replace", lambda a, b: (seen.append((path.read_text(), Path(a).read_text())), rename(a, b))
+    )
     write_atomically(path, "new")
     assert seen == [("old", "new")] and path.read_text() == "new"
 
@@ -115,7 +117,7 @@ def test_a_folder_is_refused(tmp_path):
 
 def test_a_binary_file_is_refused(tmp_path):
     (tmp_path / "stats.json").write_bytes(bytes(range(128, 256)))
-    with pytest.raises(BadStats, match="cannot read the statistics .*stats.json: 'utf-8' codec"):
+    with pytest.raises(BadStats, match=r"cannot read the statistics .*stats\.json: 'utf-8' codec"):
         LayerStats.load(tmp_path / "stats.json")
 
 

@@ -94,9 +94,7 @@ FLIPPED: dict[str, Any] = dict(
 
 RECIPES: dict[str, Callable[[nn.Module, Tensor], Recipe]] = {
     "adaptive": lambda model, images: published(6.0, measured(model, images, published(6.0))),
-    "flipped": lambda model, images: published(
-        6.0, measured(model, images, published(6.0, **FLIPPED)), **FLIPPED
-    ),
+    "flipped": lambda model, images: published(6.0, measured(model, images, published(6.0, **FLIPPED)), **FLIPPED),
     "fixed": lambda model, images: published(r=3),
     "tome": lambda model, images: tome(3),
 }

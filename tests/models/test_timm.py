@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +72,7 @@ def run(model: nn.Module, images: Tensor) -> Tensor:
 def fuse(model: nn.Module, fused: bool) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
-            module.fused_attn = fused
+            setattr(module, "fused_attn", fused)  # noqa: B010  timm calls it final
 
 
 # --- nothing merged, nothing changed -------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_autocast_does_not_reach_the_decision(dtype):
 
 
 @pytest.mark.parametrize("side", [16, 32, 48, 80])
-@pytest.mark.parametrize("number", [0, 1, 3])
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("name", ["adaptive", "flipped", "fixed", "tome"])
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "average_pool"])
 def test_any_number_of_patches_and_images_and_more_merges_than_possible(family, name, number, side):
@@ -407,6 +408,12 @@ def test_any_number_of_patches_and_images_and_more_merges_than_possible(family, 
     assert counts.shape == (number, DEPTH) and (counts >= 1).all()
     if name != "flipped":
         assert (counts[:, -1] <= left).all()
+
+
+def test_a_batch_without_images_comes_out_as_from_the_host(case):
+    nothing = case.images[:0]
+    assert run(case.model, nothing).shape == run(case.merged(), nothing).shape == (0, 10)
+    assert adamerge.trace(case.model).counts.shape == (0, DEPTH)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -462,7 +469,11 @@ class Wrapper(nn.Module):
 def untouched(model: nn.Module, message: str) -> None:
     """Every entry refuses the model with the message and leaves it alone."""
     before = {name: id(module) for name, module in model.named_modules()}
-    for entry in (lambda: adamerge.apply(model, tome(3)), lambda: adamerge.remove(model), lambda: adamerge.trace(model)):
+    for entry in (
+        lambda: adamerge.apply(model, tome(3)),
+        lambda: adamerge.remove(model),
+        lambda: adamerge.trace(model),
+    ):
         with pytest.raises(UnsupportedModel, match=message):
             entry()
     assert {name: id(module) for name, module in model.named_modules()} == before
@@ -479,7 +490,7 @@ def test_models_of_no_known_library_are_refused_with_the_list_of_what_is_support
 
 def test_timms_other_models_are_refused_by_name():
     untouched(
-        ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 4, 4), stem_width=4),
+        ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 4, 4), stem_width=4),  # pyright: ignore[reportArgumentType]
         r"timm's ResNet is not supported; .* The nearest is vit_base_patch16_224\.",
     )
     rotary = Eva(img_size=64, patch_size=16, embed_dim=48, depth=2, num_heads=4, use_rot_pos_emb=True)
@@ -499,20 +510,22 @@ def test_a_single_foreign_block_is_found():
     class Mine(Attention):
         pass
 
-    model = build("vit")
+    model: Any = build("vit")
     model.blocks[2].attn.__class__ = Mine
     untouched(model, "block 2 of this model is a Mine")
 
 
 def test_gated_attention_is_refused():
-    model = build("vit")
+    model: Any = build("vit")
     model.blocks[1].attn.gate = nn.Linear(48, 48)
     untouched(model, "block 1 of this model gates its attention output, which is not supported yet")
 
 
 @pytest.mark.parametrize("thing", ["vit_base_patch16_224", None, VisionTransformer])
 def test_what_is_no_model_is_refused(unchecked, thing):
-    with pytest.raises(UnsupportedModel, match=f"expected a torch.nn.Module, got {type(thing).__name__}; pass the model"):
+    with pytest.raises(
+        UnsupportedModel, match=f"expected a torch.nn.Module, got {type(thing).__name__}; pass the model"
+    ):
         adamerge.apply(thing, tome(3))
 
 
@@ -537,7 +550,7 @@ def test_gradient_checkpointing_is_refused(case):
     for call in (case.model, case.model.forward_intermediates):
         with pytest.raises(
             BadOption,
-            match=r"gradient checkpointing would run a merged block twice .* call model.set_grad_checkpointing\(False\)",
+            match=r"gradient checkpointing would run a merged block twice .* model.set_grad_checkpointing\(False\)",
         ):
             call(case.images)
     case.model.set_grad_checkpointing(False)
@@ -548,9 +561,10 @@ def test_attention_masks_are_refused():
     model, images = adamerge.apply(build("vit"), tome(2)), pictures()
     message = r"attention masks and merging do not go together; call adamerge.remove\(model\) first"
     assert isinstance(model, VisionTransformer)
-    for options in (dict(attn_mask=torch.zeros(17, 17)), dict(is_causal=True)):
-        with pytest.raises(BadOption, match=message):
-            model.forward_features(images, **options)
+    with pytest.raises(BadOption, match=message):
+        model.forward_features(images, attn_mask=torch.zeros(17, 17))
+    with pytest.raises(BadOption, match=message):
+        model.forward_features(images, is_causal=True)
     assert run(model, images).isfinite().all()
 
 
@@ -602,7 +616,8 @@ def test_the_recipe_of_a_subclass_of_timms_model_applies():
 
 def test_heads_may_be_of_any_width():
     """head_dim need not be dim / heads."""
-    model, images = build("vit"), pictures()
+    model: Any = build("vit")
+    images = pictures()
     for block in model.blocks:
         block.attn = Attention(48, num_heads=4, attn_head_dim=7, qkv_bias=True)
     randomised(model, 3)

@@ -15,8 +15,15 @@ def trace() -> Trace:
     second = Plan(torch.tensor([[0, 1, 0], [0, 0, -1]]), torch.tensor([2, 1]), 2, ragged=True)
     return Trace(
         (
-            LayerTrace(first, torch.tensor([[0.1, 0.2, 0.3, 1.0], [0.0, 0.0, 1.0, 0.5]]), torch.ones(2, 3), torch.tensor([0.5, 0.25])),
-            LayerTrace(second, torch.tensor([[1.0, 0.5, 0.0], [0.25, 1.0, 0.0]]), torch.ones(2, 2), torch.tensor([0.75, 1.0])),
+            LayerTrace(
+                first,
+                torch.tensor([[0.1, 0.2, 0.3, 1.0], [0.0, 0.0, 1.0, 0.5]]),
+                torch.ones(2, 3),
+                torch.tensor([0.5, 0.25]),
+            ),
+            LayerTrace(
+                second, torch.tensor([[1.0, 0.5, 0.0], [0.25, 1.0, 0.0]]), torch.ones(2, 2), torch.tensor([0.75, 1.0])
+            ),
         ),
         prefix=1,
         before_block=True,

@@ -1,48 +1,52 @@
-"""The price list behind `adamerge flops`: costs without running a single image."""
+"""The price list behind `adamerge flops`: costs without weights and without a data set."""
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
+from torch import nn
 
 from adamerge.cli.loading import EMBEDDED
+from adamerge.core.budget import Fixed, ZScore
 from adamerge.core.errors import BadOption
-from adamerge.core.evidence import Evidence
-from adamerge.core.match import Links
 from adamerge.core.recipe import Recipe
-from adamerge.flops import Cost, meter
+from adamerge.flops import Cost, cost, meter
+from adamerge.models.host import find_host
+from adamerge.models.surgery import apply, trace
 
 
 def price(name: str, recipe: Recipe) -> Iterator[str]:
     """Lines with both costs, unmerged and under `recipe`, for an image of average redundancy."""
-    prices = meter(_untrained(name))
+    model = _untrained(name)
+    prices, image = meter(model), find_host(model).image
     full = prices.unmerged()
     yield f"{name}: {prices.patches} patch tokens + {prices.prefix} prefix, {len(prices.blocks)} blocks"
     yield _line("unmerged", full, full)
-    left, counts = prices.patches, []
-    for layer in range(len(prices.blocks)):
-        left -= _merged(recipe, layer, len(prices.blocks), left)
-        counts.append(left)
-    yield _line("merged", prices.cost(torch.tensor([counts]), recipe), full)
-    yield f"tokens left after each layer's merge: {' '.join(map(str, counts))}"
+    apply(model, _typical(recipe))
+    with torch.inference_mode():
+        model(torch.randn(1, *image, generator=torch.Generator().manual_seed(0)))
+    yield _line("merged", cost(model), full)
+    yield f"tokens left after each layer's merge: {' '.join(map(str, trace(model).counts[0].tolist()))}"
 
 
-def _merged(recipe: Recipe, layer: int, depth: int, left: int) -> int:
-    """How many tokens an average image merges at a layer that `left` tokens reach."""
-    sources = left // 2
-    mean = recipe.stats.mean[layer] if recipe.stats is not None and layer < recipe.stats.depth else 0.0
-    value = torch.full((1, max(sources, 1)), mean)
-    links = Links(value, torch.zeros_like(value, dtype=torch.long), torch.ones_like(value, dtype=torch.bool), sources)
-    token = torch.zeros(1, left, 1)
-    return min(int(recipe.budget(links, Evidence(token, token[..., 0], layer, depth))), sources)
+def _typical(recipe: Recipe) -> Recipe:
+    """The recipe with the counts of an average image, where its counts depend on the image."""
+    if isinstance(recipe.budget, ZScore):
+        return replace(recipe, budget=Fixed(math.floor(recipe.budget.r_max / 2)))
+    if recipe.ragged:
+        raise BadOption("what this method costs depends on the images; measure it with `adamerge eval --data …`")
+    return recipe
 
 
-def _line(label: str, cost: Cost, full: Cost) -> str:
-    paper, true = cost.paper.item() / 1e9, cost.true.item() / 1e9
-    cuts = f"(-{1 - cost.paper.item() / full.paper.item():.1%} / -{1 - cost.true.item() / full.true.item():.1%})"
-    return f"{label:>9}: {paper:.3f} GMACs in the paper's count, {true:.3f} true {cuts if cost is not full else ''}"
+def _line(label: str, price: Cost, full: Cost) -> str:
+    paper, true = price.paper.item(), price.true.item()
+    changes = f"({paper / full.paper.item() - 1:+.1%} / {true / full.true.item() - 1:+.1%})"
+    text = f"{label:>9}: {paper / 1e9:.3f} GMACs in the paper's count, {true / 1e9:.3f} true"
+    return text if price is full else f"{text} {changes}"
 
 
-def _untrained(name: str):
+def _untrained(name: str) -> nn.Module:
     if name == EMBEDDED:
         from adamerge.embedded import build
 

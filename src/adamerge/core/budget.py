@@ -47,6 +47,11 @@ def calibrated(stats: LayerStats | None, evidence: Evidence) -> LayerStats:
 class Budget(Protocol):
     """What a recipe needs of a count rule: the number of merges, for all images alike or for each."""
 
+    @property
+    def ragged(self) -> bool:
+        """Whether the number can differ from image to image."""
+        ...
+
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts: ...
 
 
@@ -89,6 +94,10 @@ class Fixed:
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
             raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
 
+    @property
+    def ragged(self) -> bool:
+        return False
+
     def merges(self, evidence: Evidence) -> int:
         """How many merges this layer gets, before anybody looks at the tokens."""
         done = evidence.layer - self.delay
@@ -118,6 +127,10 @@ class ZScore:
         if self.temperature <= 0:
             raise BadOption(f"temperature divides the z-score and must be > 0; got {self.temperature!r}")
 
+    @property
+    def ragged(self) -> bool:
+        return self.r_max >= 1
+
     def with_stats(self, stats: LayerStats | None) -> "ZScore":
         return replace(self, stats=stats)
 
@@ -130,7 +143,7 @@ class ZScore:
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
         stats, layer = calibrated(self.stats, evidence), evidence.layer
-        if self.r_max < 1:
+        if not self.ragged:
             return 0
         redundancy = links.redundancy.detach().double()
         z = (redundancy - stats.mean[layer]) / max(stats.std[layer], SMALLEST_STD)
@@ -151,6 +164,10 @@ class Threshold:
 
     def __post_init__(self) -> None:
         check_number("r", self.r, at_least=0)
+
+    @property
+    def ragged(self) -> bool:
+        return self.r > 0
 
     def with_stats(self, stats: LayerStats | None) -> "Threshold":
         return replace(self, stats=stats)
@@ -177,7 +194,7 @@ class Threshold:
                 "these statistics hold no thresholds, which this recipe needs; "
                 "run `adamerge calibrate --how sequential` for this recipe"
             )
-        if self.r == 0:
+        if not self.ragged:
             return 0
         return (links.source & (links.value.double() > stats.threshold[evidence.layer])).sum(1)
 
@@ -186,6 +203,10 @@ class Threshold:
 @dataclass(frozen=True)
 class Everything:
     """Merge all sources: for links that decide by themselves who goes."""
+
+    @property
+    def ragged(self) -> bool:
+        return True
 
     def __call__(self, links: Links, evidence: Evidence) -> Counts:
         return links.source.sum(1)
@@ -196,7 +217,7 @@ class Everything:
 class Keep:
     """Keep a share of the tokens at a few layers (EViT): `ceil(rate * n)` stay, the others become one.
 
-    `stages` are fractions of the depth; thirds of a twelve-block model are its blocks 3, 6 and 9.
+    `stages` are fractions of the depth: in a twelve-block model the blocks 3, 6 and 9.
     """
 
     rate: float
@@ -206,6 +227,10 @@ class Keep:
         check_number("keep", self.rate, at_least=0)
         if not 0 < self.rate <= 1:
             raise BadOption(f"keep is the share of tokens that stay and must be in (0, 1]; got {self.rate!r}")
+
+    @property
+    def ragged(self) -> bool:
+        return False
 
     def __call__(self, links: Links, evidence: Evidence) -> int:
         if evidence.layer not in {math.floor(stage * evidence.depth) for stage in self.stages}:

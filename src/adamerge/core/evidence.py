@@ -35,8 +35,9 @@ class Widths:
 class Evidence:
     """The patch tokens at the merge site, and what is known about them.  Prefix tokens are never among them.
 
-    `count` is None when every image owns all `n` tokens.  `heads` exists only after attention.  `place` is the first
-    original patch (of `patches`, in reading order) that a token stands for.
+    `class_token` says whether the first prefix token is one.  `count` is None when every image owns all `n` tokens.
+    `heads` exists only after attention.  `place` is the first original patch (of `patches`, in reading order) that a
+    token stands for.
     """
 
     raw: Features
@@ -44,6 +45,7 @@ class Evidence:
     layer: int
     depth: int
     prefix: int = 0
+    class_token: bool = False
     count: Counts | None = None
     heads: Heads | None = None
     place: Int[Tensor, "b n"] | None = None
@@ -70,7 +72,7 @@ class Evidence:
     def class_attention(self) -> PerToken:
         """How much the class token attends to each patch token, averaged over heads."""
         heads = self._after_attention("weights")
-        if self.prefix == 0:
+        if not self.class_token:
             raise BadOption(
                 "a part of this recipe reads the class token's attention, but this model has no class token; "
                 "use a part that reads the tokens or the keys"

@@ -130,6 +130,11 @@ class Recipe:
         plan = select(links, self.budget(links, evidence), evidence.valid, self.order)
         return Decision(plan, self.weight(evidence, salience), salience, links)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether images of one batch may end with different numbers of tokens."""
+        return self.budget.ragged
+
     def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
         """What matters, and who would merge into whom."""
         salience = self.salience(evidence)

@@ -24,6 +24,10 @@ class Ratio:
 
     ratio: float
 
+    @property
+    def ragged(self) -> bool:
+        return False
+
     def merges(self, evidence: Evidence) -> int:
         total = evidence.raw.shape[1] + evidence.prefix
         return min(math.floor(total - total * self.ratio), evidence.raw.shape[1] // 2)

@@ -22,6 +22,7 @@ class Host:
     attribute: str
     views: tuple[View, ...]
     prefix: int
+    class_token: bool
     image: tuple[int, int, int]
 
     @property

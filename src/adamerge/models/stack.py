@@ -3,19 +3,29 @@
 from collections.abc import Iterator, Sequence
 from typing import overload
 
+import torch
 from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import padded
-from adamerge.runtime.trace import Trace
+from adamerge.runtime.trace import Trace, join
 from adamerge.runtime.view import View
 
 
 class Stack(nn.Module):
     """A host's blocks, run with merging.  The blocks keep their names, so checkpoints still load."""
 
-    def __init__(self, owner: nn.Module, container: nn.Module, views: Sequence[View], prefix: int, recipe: Recipe):
+    def __init__(
+        self,
+        owner: nn.Module,
+        container: nn.Module,
+        views: Sequence[View],
+        recipe: Recipe,
+        *,
+        prefix: int,
+        class_token: bool,
+    ):
         super().__init__()
         for name, block in container.named_children():
             self.add_module(name, block)
@@ -24,6 +34,7 @@ class Stack(nn.Module):
         self._container = (container,)
         self.views = tuple(views)
         self.prefix = prefix
+        self.class_token = class_token
         self.recipe = recipe
         self.last: Trace | None = None
         self.training = container.training
@@ -34,15 +45,11 @@ class Stack(nn.Module):
         return self._container[0]
 
     def forward(self, x: Tensor) -> Tensor:
-        state = padded.start(x, self.prefix)
-        for view in self.views:
-            state = padded.step(state, view, self.recipe, len(self.views))
-        self.keep(state)
-        return padded.finish(state)
-
-    def keep(self, state: padded.State) -> None:
-        """Remember what the layers did, for `adamerge.trace`."""
-        self.last = Trace(state.steps, self.prefix, self.recipe.site == "before_block")
+        run = Run(self)
+        run.begin(x)
+        for layer in range(len(self)):
+            run.advance(layer)
+        return run.end()
 
     def __len__(self) -> int:
         return len(self.views)
@@ -69,7 +76,7 @@ class Stack(nn.Module):
                 "gradient checkpointing would run a merged block twice on different tokens; "
                 "call model.set_grad_checkpointing(False) before running the merged model"
             )
-        run = Run(self, len(layers))
+        run = Run(self)
         return [Step(run, layer) for layer in layers]
 
     def extra_repr(self) -> str:
@@ -77,11 +84,36 @@ class Stack(nn.Module):
 
 
 class Run:
-    """One pass over the first `stop` blocks: it holds the merged tokens that the host's loop does not see."""
+    """One pass over the blocks: it holds the merged tokens, which the host's own loop does not see.
 
-    def __init__(self, stack: Stack, stop: int):
-        self.stack, self.stop = stack, stop
-        self.state: padded.State | None = None
+    On a CPU, images whose counts differ run one after the other: nothing is padded, and an image's result cannot
+    depend on its batch.  Elsewhere they are padded to the longest.
+    """
+
+    def __init__(self, stack: Stack):
+        self.stack = stack
+        self.states: list[padded.State] = []
+
+    def begin(self, x: Tensor) -> None:
+        """Take the tokens that enter the first block."""
+        one_by_one = self.stack.recipe.ragged and x.device.type == "cpu"
+        pieces = x.split(1) if one_by_one else (x,)
+        self.states = [padded.start(piece, self.stack.prefix, self.stack.class_token) for piece in pieces]
+
+    def advance(self, layer: int) -> None:
+        """Run one block."""
+        stack = self.stack
+        if not self.states or self.states[0].layer != layer:
+            raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
+        view, depth = stack.views[layer], len(stack)
+        self.states = [padded.step(state, view, stack.recipe, depth) for state in self.states]
+
+    def end(self) -> Tensor:
+        """The tokens in the host's own shape; what the layers did is kept for `adamerge.trace`."""
+        stack = self.stack
+        traces = [Trace(state.steps, stack.prefix, stack.recipe.site == "before_block") for state in self.states]
+        stack.last = join(traces)
+        return torch.cat([padded.finish(state) for state in self.states])
 
 
 class Step:
@@ -93,11 +125,7 @@ class Step:
     def __call__(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise BadOption("attention masks and merging do not go together; call adamerge.remove(model) first")
-        run, stack = self.run, self.run.stack
-        state = padded.start(x, stack.prefix) if self.layer == 0 else run.state
-        if state is None or state.layer != self.layer:
-            raise NotApplied(f"block {self.layer} of a merged model ran out of turn; blocks run once each, in order")
-        run.state = padded.step(state, stack.views[self.layer], stack.recipe, len(stack))
-        if self.layer + 1 == run.stop:
-            stack.keep(run.state)
-        return padded.finish(run.state)
+        if self.layer == 0:
+            self.run.begin(x)
+        self.run.advance(self.layer)
+        return self.run.end()

@@ -29,7 +29,8 @@ def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
     if recipe.stats is not None:
         host.check(recipe.stats)
         _warn_of_another_recipe(recipe, recipe.stats)
-    host.put(Stack(host.owner, host.container, host.views, host.prefix, recipe))
+    stack = Stack(host.owner, host.container, host.views, recipe, prefix=host.prefix, class_token=host.class_token)
+    host.put(stack)
     return model
 
 

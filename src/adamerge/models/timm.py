@@ -65,7 +65,7 @@ def host(model: nn.Module) -> Host:
             f"timm's {type(model).__name__} is not supported; supported are VisionTransformer models "
             "(ViT, DeiT, DeiT distilled, DeiT-III, DINOv2). The nearest is vit_base_patch16_224."
         )
-    found = Host(model, "blocks", (), model.num_prefix_tokens, _image_shape(model))
+    found = Host(model, "blocks", (), model.num_prefix_tokens, model.has_class_token, _image_shape(model))
     return replace(found, views=tuple(_views(found.container)))
 
 

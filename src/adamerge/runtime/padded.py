@@ -28,6 +28,7 @@ class State:
     size: PerToken
     place: Slots
     prefix: int
+    class_token: bool
     history: Plan
     count: Counts | None = None
     steps: tuple[LayerTrace, ...] = ()
@@ -38,12 +39,12 @@ class State:
         return len(self.steps)
 
 
-def start(x: AllTokens, prefix: int) -> State:
+def start(x: AllTokens, prefix: int, class_token: bool) -> State:
     """A batch as it enters the first block."""
     b, n = len(x), x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
     everyone = keep_all(b, n, x.device)
-    return State(x, size, everyone.slot, prefix, everyone)
+    return State(x, size, everyone.slot, prefix, class_token, everyone)
 
 
 def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
@@ -90,6 +91,7 @@ def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
         layer=state.layer,
         depth=depth,
         prefix=state.prefix,
+        class_token=state.class_token,
         count=state.count,
         heads=heads,
         place=state.place,

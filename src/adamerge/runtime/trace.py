@@ -1,5 +1,6 @@
 """What a merged model did with a batch: counts, slots, salience and sizes, for each image and layer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -85,3 +86,28 @@ class Trace:
         merged = self.merged.double()
         lines.append(f"merged {merged.mean():.1f} ± {merged.std(correction=0):.1f} of {self.patches} per image")
         return "\n".join(lines)
+
+
+def join(traces: Sequence[Trace]) -> Trace:
+    """The traces of several batches as one, padded to the longest."""
+    if len(traces) == 1:
+        return traces[0]
+    layers = [_join_layer(steps) for steps in zip(*(trace.layers for trace in traces), strict=True)]
+    return Trace(tuple(layers), traces[0].prefix, traces[0].before_block)
+
+
+def _join_layer(steps: Sequence[LayerTrace]) -> LayerTrace:
+    width = max(step.plan.width for step in steps)
+    plan = Plan(
+        slot=_stack([step.plan.slot for step in steps], -1),
+        count=torch.cat([step.plan.count for step in steps]),
+        width=width,
+        ragged=any(step.plan.ragged or step.plan.width != width for step in steps),
+    )
+    salience, size = _stack([step.salience for step in steps], 0), _stack([step.size for step in steps], 0)
+    return LayerTrace(plan, salience, size, torch.cat([step.redundancy for step in steps]))
+
+
+def _stack(rows: Sequence[Tensor], fill: int) -> Tensor:
+    width = max(row.shape[1] for row in rows)
+    return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1]), value=fill) for row in rows])

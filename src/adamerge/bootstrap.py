@@ -1,0 +1,240 @@
+"""Figures with intervals: the bootstrap over images, and the rows of a comparison that carry its intervals."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from adamerge.core.errors import BadOption
+
+RESAMPLES = 10_000
+# The middle 95 % of the resampled means.
+LOW, HIGH = 0.025, 0.975
+# Numbers drawn at once; more are no faster and take memory.
+CHUNK = 2**22
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the 95 % interval around it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired(a: Float[Tensor, "n"], b: Float[Tensor, "n"], *, seed: int = 0) -> Interval:
+    """The mean of `a - b` over the images; each resample draws images, and with an image both of its numbers."""
+    if a.shape != b.shape:
+        raise BadOption(f"paired needs the same images on both sides; got {len(a)} and {len(b)}")
+    return intervals((a.double() - b.double())[:, None], seed=seed)[0]
+
+
+def intervals(values: Float[Tensor, "n k"], *, seed: int = 0) -> list[Interval]:
+    """The mean of each column with its interval.
+
+    All columns see the same resamples, which depend on the number of images and the seed alone: a column has the same
+    interval whatever stands beside it.
+    """
+    if len(values) == 0:
+        raise BadOption("an interval needs at least one image; got none")
+    values = values.detach().double().cpu()
+    resampled = _means(values, seed)
+    ends = torch.tensor([LOW, HIGH], dtype=torch.float64)
+    found: list[Interval] = []
+    for column, drawn in zip(values.T, resampled.T, strict=True):
+        low, high = drawn.quantile(ends).tolist()
+        found.append(Interval(column.mean().item(), low, high))
+    return found
+
+
+def _means(values: Float[Tensor, "n k"], seed: int) -> Float[Tensor, "r k"]:
+    """The means of every resample.  How often each image was drawn, times the values, is one matrix product."""
+    n = len(values)
+    dice = torch.Generator().manual_seed(seed)
+    step = max(1, CHUNK // n)
+    parts: list[Tensor] = []
+    for first in range(0, RESAMPLES, step):
+        drawn = torch.randint(n, (min(step, RESAMPLES - first), n), generator=dice)
+        times = torch.zeros(drawn.shape, dtype=torch.float64)
+        times.scatter_add_(1, drawn, torch.ones((), dtype=torch.float64).expand(drawn.shape))
+        parts.append(times @ values / n)
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was found for one cell of a comparison: facts about it, and tensors with one number per image."""
+
+    facts: dict[str, Any]
+    images: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cell of the comparison.  Accuracies are fractions, their differences points; `*_low` and `*_high` are the
+    ends of 95 % intervals over images; `*_vs_rival` is this method minus the rival at the same budget."""
+
+    model: str
+    method: str
+    options: str
+    budget: str
+    sense: str
+    target_cut: float | None
+    knob: float | None
+    met: bool
+    cut_true: float
+    cut_paper: float
+    gmacs_true: float
+    gmacs_paper: float
+    top1: float
+    top5: float
+    delta_top1: float
+    delta_top1_low: float
+    delta_top1_high: float
+    agreement: float
+    kl: float
+    kl_low: float
+    kl_high: float
+    rival: str
+    rival_met: bool | None
+    top1_vs_rival: float | None
+    top1_vs_rival_low: float | None
+    top1_vs_rival_high: float | None
+    kl_vs_rival: float | None
+    kl_vs_rival_low: float | None
+    kl_vs_rival_high: float | None
+    merged_mean: float
+    merged_std: float
+    images: int
+    images_per_second: float
+    speedup: float
+    device: str
+    dtype: str
+    versions: str
+    date: str
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """The rows with all their fields; what does not apply is empty."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([f.name for f in fields(Row)])
+    table.writerows(astuple(row) for row in rows)
+    return text.getvalue()
+
+
+COLUMNS = (
+    "method",
+    "budget",
+    "knob",
+    "cut true",
+    "cut paper",
+    "top-1",
+    "Δ top-1",
+    "agrees",
+    "KL",
+    "merged",
+    "speed-up",
+)
+VERSUS = ("Δ top-1", "Δ KL")
+
+
+def texts(row: Row) -> tuple[str, ...]:
+    """A row as a table shows it, under `COLUMNS` and, against the rival, `VERSUS`.  ≈ marks a target not met."""
+    return (
+        "unmerged" if row.method == "none" else row.method,
+        "" if row.method == "none" else row.budget + (" ≈" if not row.met else ""),
+        "" if row.knob is None else f"{row.knob:.4g}",
+        f"{row.cut_true:.1%}",
+        f"{row.cut_paper:.1%}",
+        f"{row.top1:.2%}",
+        _ends(row.delta_top1, row.delta_top1_low, row.delta_top1_high, "+.2f"),
+        f"{row.agreement:.2%}",
+        _ends(row.kl, row.kl_low, row.kl_high, ".4f"),
+        f"{row.merged_mean:.1f} ± {row.merged_std:.1f}",
+        f"{row.speedup:.2f}×",
+        _ends(row.top1_vs_rival, row.top1_vs_rival_low, row.top1_vs_rival_high, "+.2f"),
+        _ends(row.kl_vs_rival, row.kl_vs_rival_low, row.kl_vs_rival_high, "+.4f") + (" ≈" * (row.rival_met is False)),
+    )
+
+
+def _ends(mean: float | None, low: float | None, high: float | None, form: str) -> str:
+    return "" if mean is None else f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def headings(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What stands over the texts of these rows."""
+    rival = next((row.rival for row in rows if row.rival), "rival")
+    return (*COLUMNS, *(f"{column} vs {rival}" for column in VERSUS))
+
+
+def to_markdown(rows: Sequence[Row], missing: Sequence[str] = ()) -> str:
+    """The rows as a table, with what it was measured on; `missing` says what was left out and why."""
+    first = rows[0]
+    lines = [
+        f"# {first.model}: methods at equal {first.sense} cost",
+        "",
+        f"{first.images} images, {first.dtype} on {first.device}; unmerged {first.gmacs_true:.4g} GMACs (true), "
+        f"{first.gmacs_paper:.4g} (paper).  Brackets are 95 % bootstrap intervals over images, accuracy differences "
+        "are points.  ≈: the target lies between two steps of the knob, this is the nearest.",
+        "",
+    ]
+    for cells in (headings(rows), ["---"] * (len(COLUMNS) + len(VERSUS)), *map(texts, rows)):
+        lines.append("| " + " | ".join(cells) + " |")
+    if missing:
+        lines += ["", "Left out:", "", *(f"* {text}" for text in missing)]
+    return "\n".join(lines) + "\n"
+
+
+def make_rows(results: Sequence[Result], rival: str, model: str) -> list[Row]:
+    """A row for each result, with intervals; the rival of a result is the one of that label at the same budget."""
+    rivals = {r.facts["budget"]: r for r in results if r.facts["method"] == rival and r.facts["target_cut"] is not None}
+    columns: list[Tensor] = []
+    for result in results:
+        mine = {key: value.double() for key, value in result.images.items()}
+        other = rivals.get(result.facts["budget"], result).images
+        columns += [
+            100 * (mine["top1"] - mine["full_top1"]),
+            mine["kl"],
+            100 * (mine["top1"] - other["top1"].double()),
+            mine["kl"] - other["kl"],
+        ]
+    found = intervals(torch.stack(columns, 1))
+    return [
+        _row(result, rivals.get(result.facts["budget"]), rival, model, found[4 * i : 4 * i + 4])
+        for i, result in enumerate(results)
+    ]
+
+
+def _row(result: Result, other: Result | None, rival: str, model: str, found: Sequence[Interval]) -> Row:
+    facts, images = result.facts, {key: value.double() for key, value in result.images.items()}
+    if facts["method"] == rival:
+        other = None
+    named: dict[str, Any] = {}
+    for name, one in zip(("delta_top1", "kl", "top1_vs_rival", "kl_vs_rival"), found, strict=True):
+        applies = other is not None or not name.endswith("_vs_rival")
+        ends = (one.mean, one.low, one.high) if applies else (None, None, None)
+        named |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+    for sense in ("true", "paper"):
+        cost = images[sense].mean().item()
+        named |= {f"gmacs_{sense}": cost / 1e9, f"cut_{sense}": 1 - cost / facts[f"full_{sense}"]}
+    shown = ("method", "options", "budget", "sense", "target_cut", "knob", "met", "device", "dtype", "versions", "date")
+    return Row(
+        model=model,
+        rival=rival if other is not None else "",
+        rival_met=other.facts["met"] if other is not None else None,
+        merged_mean=images["merged"].mean().item(),
+        merged_std=images["merged"].std(correction=0).item(),
+        images=len(images["kl"]),
+        images_per_second=facts["timed"] / facts["seconds"],
+        speedup=facts["full_seconds"] / facts["seconds"],
+        **{name: images[name].mean().item() for name in ("top1", "top5", "agreement")},
+        **{name: facts[name] for name in shown},
+        **named,
+    )

@@ -1,0 +1,170 @@
+"""The command `adamerge compare`: methods side by side at equal cost."""
+
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adamerge.core.errors import BadImages, BadOption
+
+if TYPE_CHECKING:
+    from adamerge.bootstrap import Row
+    from adamerge.solve import Target, Variant
+
+EMBEDDED = "embedded"
+DEFAULT_CUTS = "0.1,0.2,0.3,0.4,0.5"
+console = Console()
+problems = Console(stderr=True)
+
+
+def compare(
+    out: Annotated[Path, typer.Option("--out", help="Folder for results; a run that was interrupted goes on.")],
+    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    data: Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")] = EMBEDDED,
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option("--methods", help="Labels, separated by commas; all by default.")
+    ] = None,
+    cut: Annotated[
+        str | None, typer.Option("--cut", help=f"Shares of the cost to save; {DEFAULT_CUTS} by default.")
+    ] = None,
+    gmacs: Annotated[str | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")] = None,
+    native: Annotated[
+        list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
+    ] = None,
+    sense: Annotated[str, typer.Option("--sense", help="Which count budgets are meant in: true or paper.")] = "true",
+    rival: Annotated[str, typer.Option("--rival", help="Whom all others are compared with.")] = "tome",
+    calibration_images: Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")] = 256,
+    limit: Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")] = "fp32",
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    reread: Annotated[
+        bool,
+        typer.Option("--reread", help="Read the images again for each cell: slower, but they need not fit memory."),
+    ] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")
+    ] = False,
+) -> None:
+    """Compare methods at equal cost: accuracy, divergence, speed, with intervals, as a table and a picture."""
+    from adamerge.bootstrap import headings, texts
+    from adamerge.cli.loading import load_data, load_model
+    from adamerge.compare import compare as run
+    from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+    from adamerge.solve import VARIANTS
+
+    natives = dict(read_native(text) for text in native or ())
+    budgets = read_budgets(cut, gmacs, bool(natives))
+    labels = list(VARIANTS) if methods is None else [label.strip() for label in methods.split(",")]
+    calibration = _calibration(data, calibration)
+    net = load_model(model, weights, pretrained, device, dtype)
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
+    seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, **reading)
+    shown = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
+    number = next(net.parameters()).dtype
+    known = [images.to(number) for images, _ in seen]
+    kept = shown if reread else [(images.to(number), truth) for images, truth in shown]
+    _complain((seen.complaint(), shown.complaint()), skip_bad)
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        rows = run(
+            net,
+            known,
+            kept,
+            labels,
+            budgets,
+            out=out,
+            native=natives,
+            sense=sense,  # pyright: ignore[reportArgumentType]
+            rival=rival,
+            name=model,
+        )
+    console.print(_table(rows, headings(rows), map(texts, rows)))
+    for note in notes:
+        problems.print(f"note: {note.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for name in ("results.csv", "results.md", "pareto.png"):
+        if (out / name).is_file():
+            console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
+    if reread:
+        _complain((shown.complaint(),), skip_bad)
+
+
+def read_budgets(cut: str | None, gmacs: str | None, natives: bool) -> "list[Target]":
+    """The targets in `--cut` or `--gmacs`; the default ones unless native parameters say everything."""
+    from adamerge.solve import Target
+
+    if cut is not None and gmacs is not None:
+        raise BadOption("give either --cut or --gmacs, not both")
+    if gmacs is not None:
+        return [Target(gmacs=number) for number in _numbers("--gmacs", gmacs)]
+    if cut is None and natives:
+        return []
+    return [Target(cut=number) for number in _numbers("--cut", cut if cut is not None else DEFAULT_CUTS)]
+
+
+def read_native(text: str) -> "tuple[str, Variant]":
+    """`tome:r=8,proportional_attention=false` as a label and a variant."""
+    from adamerge.cli.options import read_recipe
+    from adamerge.solve import Variant
+
+    name, _, settings = text.partition(":")
+    words = [word.strip() for word in settings.split(",") if word.strip()]
+    for word in words:
+        if "=" not in word:
+            raise BadOption(f"--native is METHOD:OPTION=VALUE,OPTION=VALUE, such as tome:r=8; got {text!r}")
+    # Read as the other commands read them, for the same complaints; statistics are measured here.
+    read_recipe(name, [f"--{word}" for word in words], without=["stats"])
+    pairs = (word.split("=", 1) for word in words)
+    return text, Variant(name, {key.strip().replace("-", "_"): _value(value) for key, value in pairs})
+
+
+def _value(text: str) -> Any:
+    """A number, true, false, or a word."""
+    try:
+        return json.loads(text.strip().lower())
+    except json.JSONDecodeError:
+        return text.strip()
+
+
+def _numbers(flag: str, text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise BadOption(f"{flag} is numbers separated by commas, such as 0.2,0.4; got {text!r}") from None
+
+
+def _calibration(data: str, calibration: str | None) -> str:
+    if calibration is None and data != EMBEDDED:
+        raise BadOption(
+            "methods are calibrated on images other than those they are judged on: give --calibration FOLDER, "
+            "such as a part of the training set; its labels are not used"
+        )
+    return calibration if calibration is not None else EMBEDDED
+
+
+def _complain(complaints: Sequence[str | None], skip_bad: bool) -> None:
+    for complaint in filter(None, complaints):
+        if not skip_bad:
+            raise BadImages(f"{complaint}. Pass --skip-bad to compare on the others.")
+        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _table(rows: "Sequence[Row]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+    first = rows[0]
+    table = Table(title=f"{first.model}, {first.images} images, {first.dtype} on {first.device}")
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index < 2 else "right")
+    for line in lines:
+        table.add_row(*line)
+    return table
