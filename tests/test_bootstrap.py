@@ -67,10 +67,10 @@ def test_whole_numbers_and_small_floats_are_compared_exactly():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(BadOption, match="^an interval needs at least one image; got none$"):
+    with pytest.raises(BadOption, match=r"^an interval needs at least one image; got none$"):
         intervals(torch.empty(0, 2))
 
 
 def test_other_images_on_the_other_side_are_refused(unchecked):
-    with pytest.raises(BadOption, match="^paired needs the same images on both sides; got 3 and 2$"):
+    with pytest.raises(BadOption, match=r"^paired needs the same images on both sides; got 3 and 2$"):
         paired(torch.zeros(3), torch.zeros(2))

@@ -1,6 +1,7 @@
 """The solver meets its target for every method, says so where it cannot, and leaves the model as it found it."""
 
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -63,7 +64,7 @@ def test_the_cost_falls_from_gentle_to_strong(model, images, name):
         costs = [gauge.read(step).macs for step in steps]
     adamerge.remove(model)
     slack = 1.01 if name in ("adamerge", "dymu", "ats") else 1.0
-    assert all(later <= slack * before for before, later in zip(costs, costs[1:], strict=False))
+    assert all(later <= slack * before for before, later in pairwise(costs))
     assert costs[-1] < 0.9 * costs[0]
 
 
@@ -134,9 +135,9 @@ def test_targets_that_mean_nothing_are_refused(target, text):
 
 
 def test_mistakes_are_named(model, images, unchecked):
-    with pytest.raises(BadOption, match="^none has no knob that sets its cost and can meet no target; leave it out$"):
+    with pytest.raises(BadOption, match=r"^none has no knob that sets its cost and can meet no target; leave it out$"):
         solve(model, images, METHODS["none"], 0.2)
-    with pytest.raises(BadOption, match="^sense must be one of true, paper; got 'false'$"):
+    with pytest.raises(BadOption, match=r"^sense must be one of true, paper; got 'false'$"):
         solve(model, images, METHODS["tome"], 0.2, sense="false")  # pyright: ignore[reportArgumentType]
     with pytest.raises(
         BadOption, match=r"tome cannot be made with \{'q': 1, 'r': 0\}: .*unexpected keyword argument 'q'"

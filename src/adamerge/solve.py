@@ -169,9 +169,7 @@ def solve(
     check_number("tolerance", tolerance, at_least=0)
     check_sense(sense)
     if method.knob is None:
-        raise BadOption(
-            f"{_name(method)} has no knob that sets its cost, so that it cannot meet a target; leave it out"
-        )
+        raise BadOption(f"{_name(method)} has no knob that sets its cost and can meet no target; leave it out")
     with borrowed(model), torch.inference_mode():
         gauge = Gauge(model, images, method, sense, options or {}, how)
         goal = target.macs(gauge.full)

@@ -20,7 +20,7 @@ from adamerge.core.salience import Uniform
 @part
 @dataclass(frozen=True)
 class Ratio:
-    """Keep the share `ratio` of all tokens, prefix included, at every layer."""
+    """Keep the share `ratio` of the patch tokens at every layer."""
 
     ratio: float
 
@@ -29,8 +29,8 @@ class Ratio:
         return False
 
     def merges(self, evidence: Evidence) -> int:
-        total = evidence.raw.shape[1] + evidence.prefix
-        return min(math.floor(total - total * self.ratio), evidence.raw.shape[1] // 2)
+        n = evidence.raw.shape[1]
+        return min(math.floor(n - n * self.ratio), n // 2)
 
     def __call__(self, links: Links, evidence: Evidence) -> int:
         return self.merges(evidence)
@@ -58,18 +58,15 @@ class ByEnergy:
             energy = energy.masked_fill(~valid[:, None, :], 0).sum(-1) / evidence.counts[:, None]
             energy = energy.masked_fill(~valid, float("-inf"))
         order = energy.argsort(dim=1, descending=True, stable=True)
-        n = order.shape[1]
         taking_part = evidence.counts[:, None]
-        if evidence.layer >= evidence.depth // 2:
+        if evidence.layer >= math.ceil(evidence.depth / 2):
             taking_part = taking_part.clamp_max(2 * self.budget.merges(evidence))
-        rank = torch.arange(n, device=order.device).expand_as(order)
-        # The last of an odd number has no turn as a source.
-        source, target = slice(0, n - n % 2, 2), slice(1, n, 2)
-        paired = rank[:, source] + 1 < taking_part
-        return Sides(order[:, source], order[:, target], paired, rank[:, target] < taking_part)
+        rank = torch.arange(order.shape[1], device=order.device).expand_as(order)
+        part = rank < taking_part
+        return Sides(order[:, ::2], order[:, 1::2], part[:, ::2], part[:, 1::2])
 
     def pairs(self, n: Tensor) -> Tensor:
-        return n * n + (n // 2) * (n // 2)
+        return n * n + (n // 2) * (n - n // 2)
 
 
 def pitome(

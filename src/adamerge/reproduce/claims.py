@@ -51,7 +51,7 @@ def fact(statement: bool) -> Verdict:
 
 def every(verdicts: Iterable[Verdict]) -> Verdict:
     """A statement about all of several: one that fails spoils it, one that is open leaves it open."""
-    return min(verdicts, key=ORDER.index, default=ORDER[-1])
+    return ORDER[min(map(ORDER.index, verdicts), default=-1)]
 
 
 def at_least(interval: Interval, bound: float = 0.0) -> Verdict:
