@@ -30,12 +30,14 @@ class Variant:
 
 
 _UNWEIGHTED = {"proportional_attention": False}
-_EXCHANGED = {"split": "alternating", "direction": "protecting", "averaging": "size", "proportional_attention": True}
+_EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
 # What a comparison compares unless told otherwise: every method, and what its own paper or code leaves open.
 VARIANTS: dict[str, Variant] = {
     "adamerge": Variant("adamerge"),
     "adamerge (sequential calibration)": Variant("adamerge", how="sequential"),
-    "adamerge with all parts exchanged": Variant("adamerge", _EXCHANGED),
+    "adamerge (cosine)": Variant("adamerge", {"affinity": "cosine"}),
+    "adamerge (cosine, exchanged)": Variant("adamerge", {"affinity": "cosine", **_EXCHANGED}),
+    "adamerge (protecting, exchanged)": Variant("adamerge", {"direction": "protecting", **_EXCHANGED}),
     "tome": Variant("tome"),
     "tome (no proportional attention)": Variant("tome", _UNWEIGHTED),
     "pitome": Variant("pitome"),
