@@ -21,7 +21,7 @@ from adamerge.compare import compare
 from adamerge.core.errors import AdamergeError, BadImages, BadOption
 from adamerge.evaluate import evaluate
 from adamerge.methods import METHODS, tome
-from adamerge.solve import Target, Variant, solve
+from adamerge.solve import VARIANTS, Target, Variant, solve
 
 METHODS_HERE = {"tome": Variant("tome"), "evit": Variant("evit"), "adaptive": Variant("adamerge")}
 BUDGETS = (0.2, Target(gmacs=0.006))
@@ -62,7 +62,7 @@ def run(model, calibration, data, out, **options) -> list[Row]:
 
 @pytest.fixture
 def measured(monkeypatch) -> list[str]:
-    """The labels of the cells that are measured, in order."""
+    """The labels of the cells that are measured, in order; nothing is drawn."""
     seen: list[str] = []
     inner = comparison.measure
 
@@ -71,6 +71,7 @@ def measured(monkeypatch) -> list[str]:
         return inner(bench, cell)
 
     monkeypatch.setattr(comparison, "measure", counted)
+    monkeypatch.setattr(comparison, "_draw", lambda rows, path: None)
     return seen
 
 
@@ -211,7 +212,7 @@ def test_whatever_shapes_a_cell_makes_it_another_cell(calibration, data, tmp_pat
     if change == "calibration":
         calibration = calibration.flip(0)
     if change == "head":
-        torch.nn.init.normal_(model.head.weight)
+        model.load_state_dict({**model.state_dict(), "head.weight": torch.randn(10, 48)})
     if change == "options":
         options["native"] = {"a": Variant("tome", {"r": 3})}
     if change == "sense":
@@ -361,6 +362,12 @@ def test_the_command_compares_on_the_embedded_model(tmp_path):
 def test_mistakes_on_the_command_line_are_named(tmp_path, words, text):
     done = command("--out", str(tmp_path), *words)
     assert isinstance(done.exception, AdamergeError) and str(done.exception).startswith(text)
+
+
+def test_every_label_can_be_given_on_the_command_line():
+    from adamerge.cli.compare import read_labels
+
+    assert read_labels(", ".join(VARIANTS)) == list(VARIANTS)
 
 
 def test_values_on_the_command_line_are_read_as_numbers_truths_and_words():

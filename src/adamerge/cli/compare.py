@@ -1,6 +1,7 @@
 """The command `adamerge compare`: methods side by side at equal cost."""
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -66,7 +67,7 @@ def compare(
 
     natives = dict(read_native(text) for text in native or ())
     budgets = read_budgets(cut, gmacs, bool(natives))
-    labels = list(VARIANTS) if methods is None else [label.strip() for label in methods.split(",")]
+    labels = list(VARIANTS) if methods is None else read_labels(methods)
     calibration = _calibration(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
@@ -98,6 +99,11 @@ def compare(
             console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
     if reread:
         _complain((shown.complaint(),), skip_bad)
+
+
+def read_labels(text: str) -> list[str]:
+    """Labels separated by commas; those inside parentheses belong to a label."""
+    return [label.strip() for label in re.split(r",(?![^(]*\))", text)]
 
 
 def read_budgets(cut: str | None, gmacs: str | None, natives: bool) -> "list[Target]":

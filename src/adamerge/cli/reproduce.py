@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from adamerge.core.errors import BadImages, BadOption
 
@@ -95,15 +96,15 @@ def show(section: "Section") -> None:
     """Print a finished part: its tables, its claims with verdicts, its notes."""
     console.rule(section.title)
     for grid in section.grids:
-        table = Table(*(column.title for column in grid.columns), title=grid.title)
+        # E[r_l] would be read as markup.
+        table = Table(*(column.title for column in grid.columns), title=Text(grid.title))
         for row in grid.cells():
-            table.add_row(*row)
-        console.print(table, markup=False)
+            table.add_row(*map(Text, row))
+        console.print(table)
     if section.claims:
         table = Table("the paper says", "paper", "here", "verdict", title="claims", show_lines=True)
         for claim in section.claims:
-            colour = COLOURS[claim.verdict]
-            table.add_row(claim.text, claim.paper, claim.ours, f"[{colour}]{claim.told}[/{colour}]")
+            table.add_row(*map(Text, (claim.text, claim.paper, claim.ours)), Text(claim.told, COLOURS[claim.verdict]))
         console.print(table)
     for note in section.notes:
         console.print(f"• {note}", markup=False, highlight=False)

@@ -20,7 +20,7 @@ METHODS: dict[str, Method] = {
     "dsm": Method(dsm, "r", 0, 98),
     "tofu": Method(tofu, "r", 0, 98),
     "evit": Method(evit, "keep", 1, 0.01),
-    "ats": Method(ats, "tokens", 196, 1),
+    "ats": Method(ats, "tokens", 9800, 1),
     "dymu": Method(dymu, "r", 0, 98),
     "vid_tldr": Method(vid_tldr, "r", 0, 98),
     "random": Method(random, "r", 0, 98),

@@ -37,9 +37,9 @@ class Sampled:
         if valid is not None:
             score = score.masked_fill(~valid, 0)
         total = (score / score.sum(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)).cumsum(1).nan_to_num(0)
-        points = evidence.counts[:, None].clamp_max(max(1, round(self.points)))
-        number = torch.arange(n, device=score.device).minimum(points - 1)
-        hit = torch.searchsorted(total, (number + 0.5) / points).minimum(evidence.counts[:, None] - 1)
+        points = max(1, round(self.points))
+        at = (torch.arange(points, device=score.device, dtype=score.dtype) + 0.5) / points
+        hit = torch.searchsorted(total, at.expand(b, -1).contiguous()).minimum(evidence.counts[:, None] - 1)
         sampled = torch.zeros_like(everyone, dtype=torch.bool).scatter(1, hit, True)
         # The next sampled position, or the last one for those behind it.
         last = torch.where(sampled, everyone, -1).amax(1, keepdim=True)
@@ -60,7 +60,7 @@ def ats(tokens: float, *, first: float = 0.25, proportional_attention: bool = Fa
     result and a slightly higher cost.
 
     Args:
-        tokens: sampling points, the most patch tokens that can stay.
+        tokens: sampling points, the most patch tokens that can stay; more points than tokens spare more of them.
         first: the share of the depth that runs on all tokens.
         proportional_attention: count a kept token as often as the patches it stands for.
     """

@@ -58,9 +58,7 @@ def statements(e: Means) -> list[Claim]:
 def _mild(e: Means) -> list[Claim]:
     last = len(e[9]) - 1
     largest = {r: _largest(e[r]) for r in MILD}
-    figure = (
-        f"largest at block {', '.join(str(v) for v in largest.values())}; E[r_{last}] = {e[9][last]:.2f} at r_max=9"
-    )
+    figure = f"largest at block {' and '.join(map(str, largest.values()))}; E[r_{last}] = {e[9][last]:.2f} at r_max=9"
     shallow = {r: (sum(e[r][:2]) / 2, sum(e[r]) / len(e[r])) for r in MILD}
     return [
         Claim(

@@ -101,9 +101,10 @@ def _calibration_count(available: int, own_folder: bool, wanted: int | None) -> 
         return count, notes
     one_percent = max(available // 100, FEWEST_CALIBRATION_IMAGES)
     count = min(available, one_percent if wanted is None else wanted)
+    why = f" (1 %, at least {FEWEST_CALIBRATION_IMAGES})" if wanted is None else ""
     notes.append(
         f"No calibration folder was given: the statistics come from {count} images of the evaluation data itself, "
-        f"spread evenly (1 %, at least {FEWEST_CALIBRATION_IMAGES}). No labels are used, but the images overlap; the "
-        "paper calibrates on training images. Pass --calibration FOLDER for that."
+        f"spread evenly{why}. No labels are used, but the images overlap; the paper calibrates on training images. "
+        "Pass --calibration FOLDER for that."
     )
     return count, notes
