@@ -42,9 +42,9 @@ def photos(tmp_path):
 
 def folder_call(photos, tmp_path, *words: str):
     return call(
-        "proposition", "--data", str(photos), "--workers", "0", "--calibration-images", "4", "--out", str(tmp_path / "out"),
-        *words,
-    )  # fmt: skip
+        *("proposition", "--data", str(photos), "--out", str(tmp_path / "out")),
+        *("--workers", "0", "--calibration-images", "4", *words),
+    )
 
 
 def test_a_folder_without_calibration_images_lends_its_own_and_says_so(photos, tmp_path):

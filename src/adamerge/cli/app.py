@@ -1,4 +1,4 @@
-"""The commands: demo, calibrate, eval, flops, methods."""
+"""The commands, each thin over the library."""
 
 import json
 import sys
@@ -9,6 +9,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from adamerge.cli.compare import compare
+from adamerge.cli.reproduce import reproduce
 from adamerge.core.errors import AdamergeError, BadImages
 
 app = typer.Typer(
@@ -146,6 +148,10 @@ def demo(
     from adamerge.demo import run
 
     console.print(run(out, images))
+
+
+app.command()(compare)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -27,6 +27,8 @@ from adamerge.versions import versions
 
 # Images of a calibration set that go through the model at once.
 BATCH = 64
+# Values that go into the key of a tensor.
+DIGESTED = 20_000
 
 
 @dataclass
@@ -210,5 +212,7 @@ def _stack(model: nn.Module, recipe: Recipe) -> Stack:
 
 
 def _digest(tensor: Tensor) -> str:
-    values: Sequence[float] = tensor.detach().double().flatten().cpu()[:100_000].tolist()
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
+    """A few letters for a tensor, from its shape and values spread over all of it."""
+    flat = tensor.detach().flatten()
+    values: list[float] = flat[:: max(len(flat) // DIGESTED, 1)].cpu().double().tolist()
+    return hashlib.sha256(repr((tuple(tensor.shape), values)).encode()).hexdigest()[:12]

@@ -11,7 +11,7 @@ from adamerge.reproduce.bench import Bench
 
 EMBEDDED = "embedded"
 # What `all` gets through in minutes on two cores.
-EMBEDDED_IMAGES = 480
+EMBEDDED_IMAGES = 360
 EMBEDDED_CALIBRATION_IMAGES = 96
 BATCH_SIZE = 48
 # Calibration images are held in memory; 2048 of 224 pixels in float32 take 1.2 GB.
