@@ -5,17 +5,23 @@
 own token counts, and what the decision itself costs (affinity, similarity).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
 from adamerge.models.host import find_host
 from adamerge.models.surgery import applied, borrowed, trace
 from adamerge.runtime.view import BlockShape
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True)
@@ -28,21 +34,26 @@ class Cost:
 
 @dataclass(frozen=True)
 class Meter:
-    """A model's prices: what its blocks cost per token and pair, and what the rest of it costs per image."""
+    """A model's prices: its blocks per token and pair, its embedding per patch, and what follows per image."""
 
     blocks: tuple[BlockShape, ...]
     prefix: int
     patches: int
-    outside: int
+    embedding: float
+    head: int
 
     def unmerged(self) -> Cost:
         """What the model costs without merging."""
         return self.cost(torch.full((1, len(self.blocks)), self.patches), None)
 
-    def cost(self, counts: Int[Tensor, "b l"], recipe: Recipe | None) -> Cost:
-        """What images cost that have `counts` patch tokens left after the merge of each layer."""
+    def cost(self, counts: Int[Tensor, "b l"], recipe: Recipe | None, patches: int | None = None) -> Cost:
+        """What images cost that have `counts` patch tokens left after the merge of each layer.
+
+        `patches` is how many they started with, for images of another size than the model's own.
+        """
+        patches = self.patches if patches is None else patches
         after = counts.double() + self.prefix
-        before = torch.cat([torch.full_like(after[:, :1], self.patches + self.prefix), after[:, :-1]], 1)
+        before = torch.cat([torch.full_like(after[:, :1], patches + self.prefix), after[:, :-1]], 1)
         attending = after if recipe is None or recipe.site == "before_block" else before
         paper = true = torch.zeros(len(counts), dtype=torch.float64, device=counts.device)
         for layer, block in enumerate(self.blocks):
@@ -54,7 +65,7 @@ class Meter:
                 seen = (before[:, layer] - self.prefix).long()
                 at = Widths(block.dim, block.heads, block.key_dim, self.prefix)
                 true = true + recipe.salience.macs(seen, at) + recipe.links.macs(seen, at)
-        return Cost(paper, true + self.outside)
+        return Cost(paper, true + self.embedding * patches + self.head)
 
 
 def meter(model: nn.Module) -> Meter:
@@ -63,32 +74,40 @@ def meter(model: nn.Module) -> Meter:
     from torch.utils.flop_counter import FlopCounterMode
 
     host = find_host(model)
-    passage = _Passage()
+    counter = FlopCounterMode(display=False)
+    passage = _Passage(counter)
     parameter = next(model.parameters())
     blank = torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype)
-    counter = FlopCounterMode(display=False)
-    with borrowed(model), torch.no_grad(), counter:
+    # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
+    with borrowed(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         host.put(passage)
         model(blank)
     return Meter(
         blocks=tuple(view.shape for view in host.views),
         prefix=host.prefix,
         patches=passage.tokens - host.prefix,
-        outside=counter.get_total_flops() // 2,
+        embedding=passage.flops / 2 / (passage.tokens - host.prefix),
+        head=(counter.get_total_flops() - passage.flops) // 2,
     )
 
 
 class _Passage(nn.Module):
-    """Stands where the blocks are, lets tokens through and counts them."""
+    """Stands where the blocks are, lets tokens through, and notes how many there are and what they cost so far."""
 
-    tokens = 0
+    def __init__(self, counter: "FlopCounterMode"):
+        super().__init__()
+        self.counter, self.tokens, self.flops = counter, 0, 0
 
     def forward(self, x: Tensor) -> Tensor:
-        self.tokens = x.shape[1]
+        self.tokens, self.flops = x.shape[1], self.counter.get_total_flops()
         return x
+
+    def __iter__(self) -> Iterator["_Passage"]:
+        yield self
 
 
 def cost(model: nn.Module) -> Cost:
     """What each image of a merged model's last forward pass cost."""
     stack = applied(model)
-    return meter(model).cost(trace(model).counts, stack.recipe)
+    seen = trace(model)
+    return meter(model).cost(seen.counts, stack.recipe, seen.patches)

@@ -17,7 +17,7 @@ def batches(images: Images) -> Iterator[Tensor]:
     """The image batches of a tensor `(images, 3, h, w)`, or of an iterable of batches or of `(batch, labels)`."""
     if isinstance(images, Tensor):
         _check(images)
-        yield from images.split(BATCH)
+        yield from images.split(BATCH) if len(images) else ()
         return
     for item in images:
         batch = item[0] if isinstance(item, (tuple, list)) and len(item) else item
@@ -27,7 +27,8 @@ def batches(images: Images) -> Iterator[Tensor]:
                 f"it gave a {type(batch).__name__}"
             )
         _check(batch)
-        yield batch
+        if len(batch):
+            yield batch
 
 
 def number_of_batches(images: Images) -> int | None:

@@ -70,9 +70,11 @@ def test_a_lone_token_comes_back_bit_for_bit(dtype, plan, seed):
                 assert torch.equal(y[image, slot].signbit(), x[image, group[0]].signbit())
 
 
-def test_a_plan_that_keeps_all_changes_no_bit_even_with_weight_zero():
+@pytest.mark.parametrize("weight", [0.0, 1e-45, float("inf"), float("nan")])
+def test_a_plan_that_keeps_all_changes_no_bit_whatever_the_weight(weight):
+    """A broken image has no salience; its tokens must come out as they are all the same (D7)."""
     x = torch.tensor([[[-0.0, 1e-40, float("inf")], [3.0, float("nan"), -2.0]]])
-    y = fold(x, keep_all(1, 2, x.device), torch.zeros(1, 2))
+    y = fold(x, keep_all(1, 2, x.device), torch.full((1, 2), weight))
     assert torch.equal(y.view(torch.int32), x.view(torch.int32))
 
 

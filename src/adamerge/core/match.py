@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.parts import part
-from adamerge.core.types import Features, Mask, PerImage, PerToken, Slots
+from adamerge.core.types import Counts, Features, Mask, PerImage, PerToken, Slots
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,14 @@ class Links:
     """Every source token's destination, and how much it should go there.  `value` counts only where `source` holds.
 
     `most` is how many sources an image with a full row has, as a Python number, so that a fixed budget stays static;
-    None where that depends on the image.
+    None where that depends on the image.  `room` is how many merges each image has room for, if fewer than sources.
     """
 
     value: PerToken
     partner: Slots
     source: Mask
     most: int | None
+    room: Counts | None = None
 
     @property
     def redundancy(self) -> PerImage:
@@ -199,8 +200,10 @@ class Bipartite:
             value = value.scatter(1, sides.source, self.score(best, salience.gather(1, sides.source)))
             partner = partner.scatter(1, sides.source, sides.target.gather(1, which))
             source = source.scatter(1, sides.source, linked)
-        most = sides.source.shape[1] if n > 1 else 0
-        return Links(value, partner, source, most if near is None else None)
+        # ToMe's own bound: of an odd number of tokens, the one more source stays.
+        most = min(sides.source.shape[1], sides.target.shape[1])
+        room = sides.source_valid.sum(1).minimum(sides.target_valid.sum(1))
+        return Links(value, partner, source, most if near is None else None, room)
 
     def macs(self, n: Tensor, at: Widths) -> Tensor:
         return self.split.pairs(n) * self.metric.width(at)

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from adamerge.core.errors import BadOption
@@ -14,12 +16,15 @@ from adamerge.core.types import Mask, PerToken
 Affinity = Literal["dot", "scaled", "cosine"]
 
 
-def spread(s: PerToken, valid: Mask | None = None) -> PerToken:
-    """Scale to [0, 1] per image by minimum and maximum.  Where they are equal all tokens matter the same: 1 (D4)."""
+def spread(s: PerToken, valid: Mask | None = None, slack: float | Float[Tensor, "b 1"] = 0.0) -> PerToken:
+    """Scale to [0, 1] per image by minimum and maximum.  Where they are equal all tokens matter the same: 1 (D4).
+
+    `slack` is the relative difference up to which rounding alone may set them apart.
+    """
     inf = float("inf")
     low = (s if valid is None else s.masked_fill(~valid, inf)).amin(1, keepdim=True)
     high = (s if valid is None else s.masked_fill(~valid, -inf)).amax(1, keepdim=True)
-    flat = high == low
+    flat = high - low <= slack * high.abs()
     scaled = torch.where(flat, 1, (s - low) / torch.where(flat, 1, high - low))
     return scaled if valid is None else torch.where(valid, scaled, 0)
 
@@ -59,10 +64,14 @@ class Centrality:
         if self.affinity == "scaled":
             a = a / x.shape[-1] ** 0.5
         valid = evidence.valid
+        # A few roundings are no difference.  Tokens that are all equal have equal salience by definition, however far
+        # rounding sets large products apart.
+        alike = (x == x[:, :1]).all(-1) if valid is None else (x == x[:, :1]).all(-1) | ~valid
+        slack = torch.where(alike.all(1), torch.inf, 8 * torch.finfo(a.dtype).eps)[:, None]
         if valid is None:
-            return spread(a.softmax(-1).sum(-2))
+            return spread(a.softmax(-1).sum(-2), None, slack)
         a = a.masked_fill(~valid[:, None, :], float("-inf")).softmax(-1)
-        return spread(a.masked_fill(~valid[:, :, None], 0).sum(-2), valid)
+        return spread(a.masked_fill(~valid[:, :, None], 0).sum(-2), valid, slack)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return n * n * at.dim

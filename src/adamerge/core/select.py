@@ -20,13 +20,17 @@ def select(links: Links, r: int | Counts, valid: Mask | None = None, order: Orde
     """
     b, n = links.value.shape
     device = links.value.device
-    if isinstance(r, int) and valid is None and (r == 0 or links.most is not None):
-        width = n - min(r, links.most or 0)
-        if width == n:
+    if b == 0:
+        return keep_all(b, n, device)
+    if isinstance(r, int) and valid is None and (r <= 0 or links.most is not None):
+        r = max(min(r, links.most or 0), 0)
+        width = n - r
+        if r == 0:
             return keep_all(b, n, device)
         slot, _ = _slots(links, r, None, order)
         return Plan(slot, torch.full((b,), width, device=device), width)
-    slot, kept = _slots(links, r if isinstance(r, int) else r[:, None], valid, order)
+    most = links.source.sum(1) if links.room is None else links.room
+    slot, kept = _slots(links, most.clamp(max=r)[:, None], valid, order)
     count = kept.sum(1)
     fewest, width = torch.stack([count.amin(), count.amax()]).tolist()
     return Plan(slot if valid is None else torch.where(valid, slot, -1), count, width, ragged=fewest != width)
@@ -46,5 +50,7 @@ def _slots(links: Links, r: int | Tensor, valid: Mask | None, order: Order) -> t
     if order == "sources_first":
         sources = kept & links.source
         others = (kept & ~links.source).cumsum(1) - 1 + sources.sum(1, keepdim=True)
-        position = torch.where(sources, sources.cumsum(1) - 1, others)
+        reordered = torch.where(sources, sources.cumsum(1) - 1, others)
+        # Who merges nothing stays in order, as in ToMe itself: a plan of nothing but order would look like none.
+        position = torch.where(merged.any(1, keepdim=True), reordered, position)
     return torch.where(merged, position.gather(1, links.partner), position), kept

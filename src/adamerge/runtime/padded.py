@@ -39,7 +39,7 @@ class State:
         return len(self.steps)
 
 
-def start(x: AllTokens, prefix: int, class_token: bool) -> State:
+def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
     """A batch as it enters the first block."""
     b, n = len(x), x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
