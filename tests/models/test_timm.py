@@ -148,6 +148,17 @@ def test_an_image_gets_the_same_result_alone_and_among_strangers(case):
         torch.testing.assert_close(alone, together[image : image + 1], atol=1e-5, rtol=0)
 
 
+def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case, monkeypatch):
+    """On a CPU ragged images run alone, elsewhere they are padded; this is the only place where both can be seen."""
+    case.merged()
+    alone = run(case.model, case.images)
+    r, slots = adamerge.trace(case.model).r, adamerge.trace(case.model).slots()
+    monkeypatch.setattr(Recipe, "ragged", property(lambda _: False))
+    torch.testing.assert_close(run(case.model, case.images), alone, atol=1e-5, rtol=0)
+    assert torch.equal(adamerge.trace(case.model).r, r)
+    assert torch.equal(adamerge.trace(case.model).slots(), slots)
+
+
 def test_a_run_repeats_exactly(case):
     case.merged()
     assert torch.equal(run(case.model, case.images), run(case.model, case.images))

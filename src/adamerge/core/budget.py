@@ -148,7 +148,7 @@ class ZScore:
         redundancy = links.redundancy.detach().double()
         z = (redundancy - stats.mean[layer]) / max(stats.std[layer], SMALLEST_STD)
         r = (self.r_max * torch.sigmoid(self.alpha * z / self.temperature)).floor()
-        return torch.where(redundancy.isfinite(), r, 0).long()
+        return torch.where(redundancy.isfinite(), r, 0).clamp_max(links.value.shape[1]).long()
 
 
 @part

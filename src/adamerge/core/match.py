@@ -37,12 +37,16 @@ class Links:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of a bipartite matching, as token positions.  `*_valid` is False where a place is empty."""
+    """The two sides of a bipartite matching, as token positions.  `*_valid` is False where a place is empty.
+
+    `half` limits merges to half of the tokens (ToMe): of an odd number, one more source than targets stays.
+    """
 
     source: Int[Tensor, "b s"]
     target: Int[Tensor, "b t"]
     source_valid: Bool[Tensor, "b s"]
     target_valid: Bool[Tensor, "b t"]
+    half: bool = False
 
 
 @part
@@ -78,7 +82,7 @@ class Alternating:
         source = torch.arange(first, n, 2, device=counts.device).expand(len(counts), -1)
         target = torch.arange(1 - first, n, 2, device=counts.device).expand(len(counts), -1)
         # A lone token has nobody to merge with, on whichever side it falls.
-        return Sides(source, target, (source < counts) & (counts > 1), target < counts)
+        return Sides(source, target, (source < counts) & (counts > 1), target < counts, half=self.from_prefix)
 
     def pairs(self, n: Tensor) -> Tensor:
         return (n // 2) * (n - n // 2)
@@ -200,9 +204,10 @@ class Bipartite:
             value = value.scatter(1, sides.source, self.score(best, salience.gather(1, sides.source)))
             partner = partner.scatter(1, sides.source, sides.target.gather(1, which))
             source = source.scatter(1, sides.source, linked)
-        # ToMe's own bound: of an odd number of tokens, the one more source stays.
-        most = min(sides.source.shape[1], sides.target.shape[1])
-        room = sides.source_valid.sum(1).minimum(sides.target_valid.sum(1))
+        most = sides.source.shape[1] if sides.target.shape[1] else 0
+        room = source.sum(1)
+        if sides.half:
+            most, room = min(most, sides.target.shape[1]), room.minimum(sides.target_valid.sum(1))
         return Links(value, partner, source, most if near is None else None, room)
 
     def macs(self, n: Tensor, at: Widths) -> Tensor:

@@ -42,7 +42,8 @@ def from_json(data: Any) -> Any:
     if "plain" in data:
         return data["plain"]
     inner = {k: from_json(v) for k, v in data.items() if k != "part"}
-    make: Callable[..., Any] | None = PARTS.get(data.get("part", ""))
+    name = data.get("part")
+    make: Callable[..., Any] | None = PARTS.get(name) if isinstance(name, str) else None
     if make is None:
         raise BadOption(f"unknown part {data.get('part')!r}; this version knows {', '.join(sorted(PARTS))}")
     try:

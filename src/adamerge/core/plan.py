@@ -83,8 +83,9 @@ def fold(x: Features, plan: Plan, weight: PerToken) -> Float[Tensor, "b m d"]:
     """
     b, _, d = x.shape
     part = shares(plan, weight)[..., None] * x.to(weight.dtype)
-    row = plan.slot.clamp_min(0) + plan.width * torch.arange(b, device=x.device)[:, None]
     # -0.0 is the true neutral element of addition: 0.0 would turn a lone token's -0.0 into +0.0.
+    part = torch.where((plan.slot < 0)[..., None], -0.0, part)
+    row = plan.slot.clamp_min(0) + plan.width * torch.arange(b, device=x.device)[:, None]
     start = part.new_full((b * plan.width, d), -0.0)
     return start.index_add(0, row.flatten(), part.flatten(0, 1)).view(b, plan.width, d).to(x.dtype)
 

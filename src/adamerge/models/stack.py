@@ -25,6 +25,7 @@ class Stack(nn.Module):
         *,
         prefix: int,
         class_token: bool,
+        training: bool,
     ):
         super().__init__()
         for name, block in container.named_children():
@@ -37,7 +38,7 @@ class Stack(nn.Module):
         self.class_token = class_token
         self.recipe = recipe
         self.last: Trace | None = None
-        self.training = container.training
+        self.training = training
 
     @property
     def container(self) -> nn.Module:
@@ -113,7 +114,9 @@ class Run:
         stack = self.stack
         traces = [Trace(state.steps, stack.prefix, stack.recipe.site == "before_block") for state in self.states]
         stack.last = join(traces)
-        return torch.cat([padded.finish(state) for state in self.states])
+        pieces = [padded.finish(state) for state in self.states]
+        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits.
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 class Step:

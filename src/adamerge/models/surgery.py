@@ -29,7 +29,15 @@ def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
     if recipe.stats is not None:
         host.check(recipe.stats)
         _warn_of_another_recipe(recipe, recipe.stats)
-    stack = Stack(host.owner, host.container, host.views, recipe, prefix=host.prefix, class_token=host.class_token)
+    stack = Stack(
+        host.owner,
+        host.container,
+        host.views,
+        recipe,
+        prefix=host.prefix,
+        class_token=host.class_token,
+        training=(host.stack or host.container).training,
+    )
     host.put(stack)
     return model
 

@@ -62,7 +62,8 @@ def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
     heads = None
     if recipe.site == "after_attention":
         state, heads = attention(state, view, recipe)
-    return recipe.link(look(state, depth, heads))[1]
+    with torch.autocast(state.x.device.type, enabled=False):
+        return recipe.link(look(state, depth, heads))[1]
 
 
 def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
@@ -102,7 +103,9 @@ def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
 def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> State:
     """Decide one merge and carry it out."""
     evidence = look(state, depth, heads)
-    decision = recipe.decide(evidence)
+    # Autocast would take the decision's products back to half precision, where they overflow (D1).
+    with torch.autocast(state.x.device.type, enabled=False):
+        decision = recipe.decide(evidence)
     plan, x, size, place = decision.plan, state.x, state.size, state.place
     if not plan.is_identity:
         patches = recipe.combine(x[:, state.prefix :], decision, evidence)
