@@ -16,6 +16,8 @@ from adamerge.core.types import Counts
 
 # A layer where all calibration images agree has std 0; a tiny one keeps the z-score finite (D9).
 SMALLEST_STD = 1e-6
+# More tokens than any image has, and few enough for an integer.
+MOST_TOKENS = 2**31
 # Below every score there is: where a threshold rule wants more links than exist, it gets all of them.
 LOWEST_THRESHOLD = -1e9
 
@@ -148,7 +150,7 @@ class ZScore:
         redundancy = links.redundancy.detach().double()
         z = (redundancy - stats.mean[layer]) / max(stats.std[layer], SMALLEST_STD)
         r = (self.r_max * torch.sigmoid(self.alpha * z / self.temperature)).floor()
-        return torch.where(redundancy.isfinite(), r, 0).clamp_max(links.value.shape[1]).long()
+        return torch.where(redundancy.isfinite(), r, 0).clamp_max(MOST_TOKENS).long()
 
 
 @part
