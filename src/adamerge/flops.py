@@ -77,12 +77,11 @@ def meter(model: nn.Module) -> Meter:
     counter = FlopCounterMode(display=False)
     passage = _Passage(counter)
     parameter = next(model.parameters())
-    blank = torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype)
     # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
     # The counter's module tracker wants gradients on wherever a parameter is an input.
     with borrowed(model), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         host.put(passage)
-        model(blank)
+        model(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
     return Meter(
         blocks=tuple(view.shape for view in host.views),
         prefix=host.prefix,

@@ -107,6 +107,8 @@ def load_data(
     """Batches of (images, labels) from a folder, or drawn by the embedded generator."""
     if batch_size < 1:
         raise BadOption(f"--batch-size must be at least 1; got {batch_size}")
+    if limit is not None and limit < 1:
+        raise BadOption(f"--images must be at least 1; got {limit}")
     if data == EMBEDDED:
         return Drawn(limit if limit is not None else 1024, seed, batch_size)
     return Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=limit))

@@ -1,0 +1,94 @@
+"""Write the tables of README.md and docs/results.md from the rows in benchmarks/results; `--check` only compares."""
+
+import csv
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
+CUTS = ("cut 10 %", "cut 20 %", "cut 30 %", "cut 40 %", "cut 50 %")
+SHOWN = ("adamerge", "adamerge (cosine, exchanged)", "tome", "pitome", "dsm", "tofu", "evit", "ats", "dymu", "random")
+
+
+def rows(model: str) -> list[dict[str, str]]:
+    """The comparison on a model, as `adamerge compare` wrote it."""
+    with (RESULTS / f"compare-{model}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def short_table() -> str:
+    """Accuracy lost at three cuts on both models, for the README."""
+    lines = [
+        "| change of top-1 in points, at a true cut of | 20 % | 30 % | 40 % | 20 % | 30 % | 40 % |",
+        "|---|" + "---:|" * 6,
+    ]
+    lines.append("| | **ViT-Ti/16** | | | **DeiT-Ti/16** | | |")
+    for method in SHOWN:
+        cells = [_cell(model, method, cut) for model in MODELS for cut in CUTS[1:4]]
+        lines.append(f"| {method} | " + " | ".join(f"{float(c['delta_top1']):+.2f}" for c in cells) + " |")
+    return "\n".join(lines)
+
+
+def long_table(model: str) -> str:
+    """Every method at every cut on a model."""
+    found = rows(model)
+    full = found[0]
+    lines = [
+        f"### {model}",
+        "",
+        f"Unmerged: top-1 {float(full['top1']):.2%} on {full['images']} ImageNet-1k validation images, "
+        f"{float(full['gmacs_true']):.3f} GMACs (true). {full['dtype']} on {full['device']}, {full['date']}.",
+        "",
+        f"![cost, speed and divergence](images/pareto-{model}.png)",
+        "",
+        "| method | cut | knob | top-1 | points lost [95 %] | KL | KL against ToMe [95 %] | speed |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found[1:]:
+        against = "–" if not row["kl_vs_rival"] else _interval(row, "kl_vs_rival", 4)
+        lines.append(
+            f"| {row['method']} | {float(row['cut_true']):.1%} | {float(row['knob']):.2f} | {float(row['top1']):.2%} | "
+            f"{_interval(row, 'delta_top1', 2)} | {float(row['kl']):.4f} | {against} | {float(row['speedup']):.2f}× |"
+        )
+    return "\n".join(lines)
+
+
+def _interval(row: dict[str, str], name: str, digits: int) -> str:
+    value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
+    return f"{value:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def _cell(model: str, method: str, cut: str) -> dict[str, str]:
+    (cell,) = [row for row in rows(model) if row["method"] == method and row["budget"] == cut]
+    return cell
+
+
+def filled(text: str, name: str, table: str) -> str:
+    """The text with `table` between the markers of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    head, rest = text.split(begin)
+    return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+
+
+def pages() -> dict[Path, str]:
+    """The pages as they should be."""
+    readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
+    long = "\n\n".join(long_table(model) for model in MODELS)
+    return {
+        readme: filled(readme.read_text(encoding="utf-8"), "comparison", short_table()),
+        results: filled(results.read_text(encoding="utf-8"), "comparison", long),
+    }
+
+
+def main() -> None:
+    """Write the pages, or fail if they are not what they should be."""
+    for path, text in pages().items():
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif path.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{path.name} is not what benchmarks/tables.py writes; run it without --check")
+
+
+if __name__ == "__main__":
+    main()
