@@ -1,0 +1,36 @@
+"""A real ImageNet model on real images, where both lie beside the checkout."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import adamerge
+from adamerge.data import folder_loader
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared"
+WEIGHTS = BESIDE / "weights" / "vit_tiny_patch16_224.safetensors"
+IMAGES = BESIDE / "data" / "imagenet-val-2k"
+
+pytestmark = [
+    pytest.mark.shared,
+    pytest.mark.skipif(not WEIGHTS.is_file() or not IMAGES.is_dir(), reason="no real weights and images beside us"),
+]
+
+
+def test_an_image_among_64_strangers_has_the_same_counts_and_features_as_alone():
+    model = timm.create_model("vit_tiny_patch16_224").eval()
+    model.load_state_dict(load_file(WEIGHTS))
+    images = next(iter(folder_loader(model, IMAGES, batch_size=64, workers=0, limit=64))).images
+    with torch.inference_mode():
+        plain = model(images)
+        stats = adamerge.calibrate(model, images, r_max=14, progress=False)
+        adamerge.apply(model, adamerge.methods.adamerge(r_max=14, stats=stats))
+        together, r = model.forward_features(images), adamerge.trace(model).r
+        assert r.sum(1).unique().numel() > 5
+        for i in range(0, 64, 8):
+            assert torch.equal(model.forward_features(images[i : i + 1])[0], together[i])
+            assert torch.equal(adamerge.trace(model).r[0], r[i])
+        assert torch.equal(adamerge.remove(model)(images), plain)
