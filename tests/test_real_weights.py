@@ -1,6 +1,7 @@
 """A real ImageNet model on real images, where both lie beside the checkout."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -21,7 +22,7 @@ pytestmark = [
 
 
 def test_an_image_among_64_strangers_has_the_same_counts_and_features_as_alone():
-    model = timm.create_model("vit_tiny_patch16_224").eval()
+    model: Any = timm.create_model("vit_tiny_patch16_224").eval()
     model.load_state_dict(load_file(WEIGHTS))
     images = next(iter(folder_loader(model, IMAGES, batch_size=64, workers=0, limit=64))).images
     with torch.inference_mode():
