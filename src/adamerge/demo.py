@@ -19,7 +19,7 @@ from adamerge.methods import adamerge, none, tome
 from adamerge.models.surgery import apply, remove, trace
 from adamerge.show import frontier, gallery
 
-CALIBRATION_IMAGES = 72
+CALIBRATION_IMAGES = 48
 # For each compression: r_max of AdaMerge as published, r_max of the variant below, and r of ToMe.
 TIERS = ((14, 12, 4), (27, 28, 12))
 # Cosines make centrality mean "much like the rest", so that background merges first; raw dot products do not.

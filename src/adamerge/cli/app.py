@@ -142,7 +142,7 @@ def methods() -> None:
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and figures.")] = Path("adamerge-demo"),
-    images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 240,
+    images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 168,
 ) -> None:
     """See AdaMerge at work on the embedded model: calibrate, evaluate at several compressions, draw."""
     from adamerge.demo import run
