@@ -274,6 +274,6 @@ def _solved(bench: Bench, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
         "met": met,
         "device": bench.device,
         "dtype": dtype,
-        "versions": json.dumps({**versions(), "adamerge": adamerge.__version__, "device": bench.device}),
+        "versions": json.dumps({**versions(), "device": bench.device}),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
