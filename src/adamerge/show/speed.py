@@ -53,17 +53,17 @@ def speed(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = "")
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """For each method and target, the fastest row of each batch size."""
-    fastest: dict[tuple[str, int], Row] = {}
+    """For each method and target, the fastest way of the latest group at each batch size."""
+    found: dict[tuple[int, str], Row] = {}
     for row in rows:
         if row.method == "none" or row.speedup is None:
             continue
-        name = f"{row.method}, {row.target}" if row.target else row.method
-        known = fastest.get((name, row.batch))
-        if known is None or row.speedup > (known.speedup or 0):
-            fastest[name, row.batch] = row
+        key = row.batch, f"{row.method}, {row.target}" if row.target else row.method
+        known = found.get(key)
+        if known is None or (row.date, row.speedup) > (known.date, known.speedup or 0):
+            found[key] = row
     curves: dict[str, list[Row]] = {}
-    for (name, _), row in sorted(fastest.items(), key=lambda pair: pair[0][1]):
+    for (_, name), row in sorted(found.items(), key=lambda pair: pair[0][0]):
         curves.setdefault(name, []).append(row)
     return curves
 
