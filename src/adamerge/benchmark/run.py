@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -107,7 +108,7 @@ def bench(
         group += others(plain) if others is not None else ()
         turns = Turns(_batches(images, size, rounds), rounds, inner, seed, f"batch {size}", progress)
         date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with torch.inference_mode():
+        with _current(device), torch.inference_mode():
             results = turns.take(group)
             full = prices.unmerged()
         new = _compare([_row(result, full, {**common, "batch": size, "date": date}) for result in results])
@@ -222,7 +223,6 @@ class Turns:
     def _examine(self, result: Result) -> None:
         """What would disturb the turns: the profiler, the stages, and the price, which may read counts back."""
         contender, call, number = result.contender, self._call(result), len(self.batches)
-        result.syncs = count_waits(lambda: call(0), self.device)
         if not contender.captured:
             with Stages(self.device) as stages:
                 for turn in range(number):
@@ -232,6 +232,7 @@ class Turns:
         costs = [contender.price(batch) for batch in self.batches]
         for sense in ("true", "paper"):
             result.macs[sense] = torch.cat([getattr(cost, sense) for cost in costs]).mean().item()
+        result.syncs = count_waits(lambda: call(0), self.device)
 
 
 def _row(result: Result, full: Cost, common: Mapping[str, Any]) -> Row:
@@ -269,6 +270,11 @@ def _with_speedup(row: Row, best: Row) -> Row:
         if (ideal := getattr(row, f"ideal_{sense}")) is not None and ideal > 1 + 1e-9
     }
     return replace(row, speedup=speedup, best_unmerged=best.way, **shares)
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Events and graphs belong to the current device, which need not be the model's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _free(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,21 @@ def count_waits(call: Callable[[], Any], device: torch.device) -> int | None:
         with record_function(FORWARD):
             call()
         torch.cuda.synchronize(device)
-    return waits_within(seen.events() or ())
+    counted = waits_within(seen.events() or ())
+    return _warned_waits(call) if counted is None else counted
+
+
+def _warned_waits(call: Callable[[], Any]) -> int:
+    """The waits that torch itself warns of, for machines that do not let the profiler see the device."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    return sum("called a synchronizing CUDA operation" in str(note.message) for note in notes)
 
 
 def waits_within(events: Iterable[Any]) -> int | None:
