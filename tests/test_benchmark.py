@@ -182,7 +182,9 @@ def test_a_profiler_that_saw_no_device_cannot_say_how_often_it_waited():
 
 def test_a_turn_is_as_long_as_asked_for(model, clock):
     assert [row.inner for row in run(model, inner=None)] == [2, 3, 4]
-    assert [row.inner for row in run(model, inner=5)] == [5, 5, 5]
+    rows = run(model, inner=5)
+    assert [row.inner for row in rows] == [5, 5, 5]
+    assert [row.ms_p50 for row in rows] == pytest.approx([20, 10, 8])
 
 
 # --- turns -----------------------------------------------------------------------------------------------------------
@@ -230,6 +232,19 @@ def test_a_batch_larger_than_the_images_repeats_them(model, clock):
     assert {value for _, value in clock.log} == {pictures(6)[torch.arange(8) % 6].sum().item()}
 
 
+def test_who_fails_has_no_further_turn():
+    log: list[int] = []
+
+    def fail(turn: int) -> None:
+        log.append(turn)
+        if turn == 1:
+            raise RuntimeError("broken")
+
+    found = interleave([fail, lambda turn: None], [1, 1], CPU, rounds=5, progress=False)
+    assert log == [0, 1] and found[0] == "RuntimeError: broken"
+    assert isinstance(found[1], Timing) and len(found[1].rounds) == 5
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -268,9 +283,9 @@ def test_a_model_that_cannot_be_prepared_gives_a_row_with_the_reason(model, cloc
 
 
 def test_without_an_unmerged_contender_there_are_times_but_no_speed_ups(model, clock, monkeypatch):
-    monkeypatch.setitem(UNMERGED, "eager", Way(lambda model, images: images.no_such_thing))
+    monkeypatch.setitem(UNMERGED, "eager", Way(lambda model, images: {}["eager"]))
     rows = run(model, unmerged=["eager"])
-    assert rows[0].error.startswith("AttributeError") and rows[1].ms_p50 == pytest.approx(8) and not rows[1].speedup
+    assert rows[0].error.startswith("KeyError") and rows[1].ms_p50 == pytest.approx(8) and not rows[1].speedup
 
 
 def test_a_target_out_of_reach_gives_a_row_that_says_so(model, clock):
