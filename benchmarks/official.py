@@ -120,6 +120,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--calibration-images", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--unmerged", help="ways to run the unmerged model; all of the device by default")
+    parser.add_argument("--ways", help="ways to run our methods; all of the device by default")
     parser.add_argument("--out", type=Path, default=Path("official.csv"))
     given = parser.parse_args(words)
     if given.tome is None and given.pitome is None:
@@ -164,6 +165,7 @@ def main(words: Sequence[str] | None = None) -> None:
         batch_sizes=sizes,
         rounds=given.rounds,
         unmerged=read_labels(given.unmerged) if given.unmerged else None,
+        merged=read_labels(given.ways) if given.ways else None,
         others=others,
         name=given.model,
         weights=given.weights.name if given.weights else "random",

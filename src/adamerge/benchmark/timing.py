@@ -142,5 +142,5 @@ def waits_within(events: Iterable[Any]) -> int | None:
     marks = [event.time_range for event in found if event.name == FORWARD and str(event.device_type).endswith("CPU")]
     if not marks:
         return None
-    (mark,) = marks
+    mark = marks[0]
     return sum(event.name in WAITS and mark.start <= event.time_range.start <= mark.end for event in found)
