@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
@@ -224,6 +224,9 @@ class Turns:
         """What would disturb the turns: the profiler, the stages, and the price, which may read counts back."""
         contender, call, number = result.contender, self._call(result), len(self.batches)
         if not contender.captured:
+            # Once in vain: compiled code is compiled again when somebody listens.
+            with Stages(self.device):
+                call(0)
             with Stages(self.device) as stages:
                 for turn in range(number):
                     call(turn)
@@ -280,7 +283,9 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 def _free(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        # A device that a contender has broken refuses everything; the rows of the others must still be written.
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()
 
 
 def _clear(device: torch.device) -> None:
