@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from adamerge.core.errors import BadImages
+from adamerge.models.host import find_host
 
 
 @dataclass(frozen=True)
@@ -53,24 +54,46 @@ class Folder(Dataset[tuple[Tensor | None, int, str]]):
 
 
 def folder_loader(
-    model: nn.Module, root: str | Path, *, batch_size: int = 64, workers: int = 2, limit: int | None = None
+    model: nn.Module,
+    root: str | Path,
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    limit: int | None = None,
+    labelled: bool = True,
 ) -> DataLoader[Batch]:
     """Batches of an ImageFolder with timm's evaluation transform for `model`.
 
-    `limit` takes that many images spread evenly over the folder, so that all classes are met.
+    `limit` takes that many images spread evenly over the folder, so that all classes are met.  Unless `labelled`, the
+    folder's classes need not be the model's.
     """
-    from timm.data import create_transform, resolve_model_data_config  # pyright: ignore[reportPrivateImportUsage]
+    from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
 
-    transform = create_transform(**resolve_model_data_config(model), is_training=False)
+    transform = create_transform(**_preprocessing(model), is_training=False)
     folder = Folder(root, transform)
     classes = getattr(model, "num_classes", len(folder.classes))
-    if len(folder.classes) != classes:
+    if labelled and len(folder.classes) != classes:
         raise BadImages(
             f"{root} has {len(folder.classes)} class folders but the model has {classes} classes, so labels would not "
             "match; use a folder with one sub-folder per class of the model, in the model's order when sorted by name"
         )
     chosen = folder if limit is None else Subset(folder, spread(len(folder), limit))
     return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
+
+
+def normalise(model: nn.Module, images: Tensor) -> Tensor:
+    """Images in [0, 1] normalised as `model` expects."""
+    wanted = _preprocessing(model)
+    mean, std = (torch.tensor(wanted[name], device=images.device)[:, None, None] for name in ("mean", "std"))
+    return (images - mean) / std
+
+
+def _preprocessing(model: nn.Module) -> dict[str, Any]:
+    """timm's evaluation settings for a model, in the size that the model has now, whatever it was trained in."""
+    from timm.data import resolve_model_data_config  # pyright: ignore[reportPrivateImportUsage]
+
+    settings: dict[str, Any] = resolve_model_data_config(model)
+    return settings | {"input_size": find_host(model).image}
 
 
 def spread(total: int, limit: int) -> list[int]:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.reproduce import reproduce
 from adamerge.core.errors import AdamergeError, BadImages
@@ -151,6 +152,7 @@ def demo(
 
 
 app.command()(compare)
+app.command()(bench)
 app.command()(reproduce)
 
 

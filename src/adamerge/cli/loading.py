@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,41 +14,60 @@ EMBEDDED = "embedded"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def load_model(name: str, weights: Path | None, pretrained: bool, device: str, dtype: str) -> nn.Module:
-    """A timm model by name, or the embedded one, in evaluation mode."""
+def load_model(
+    name: str,
+    weights: Path | None,
+    pretrained: bool,
+    device: str,
+    dtype: str,
+    *,
+    random: bool = False,
+    image_size: int | None = None,
+) -> nn.Module:
+    """A timm model by name, or the embedded one, in evaluation mode.
+
+    `random` lets a timm model without weights have random ones; `image_size` is another than the model's usual one.
+    """
     if dtype not in DTYPES:
         raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
-    model = _embedded(weights, pretrained) if name == EMBEDDED else _timm(name, weights, pretrained)
+    if name == EMBEDDED:
+        model = _embedded(weights, pretrained, image_size)
+    else:
+        model = _timm(name, weights, pretrained, random, image_size)
     try:
         return model.to(device, DTYPES[dtype]).eval()
     except (RuntimeError, AssertionError) as error:
         raise BadOption(f"the model cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
 
 
-def _embedded(weights: Path | None, pretrained: bool) -> nn.Module:
+def _embedded(weights: Path | None, pretrained: bool, image_size: int | None) -> nn.Module:
     from adamerge.embedded import load
 
+    if image_size not in (None, 224):
+        raise BadOption(f"the embedded model takes images of 224 pixels; got --image-size {image_size}")
     if weights is not None or pretrained:
         raise BadOption("the embedded model brings its own weights; leave --weights and --pretrained out")
     return load()
 
 
-def _timm(name: str, weights: Path | None, pretrained: bool) -> nn.Module:
+def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
     import timm
 
     if weights is not None and pretrained:
         raise BadOption("give either --weights FILE or --pretrained, not both")
-    if weights is None and not pretrained:
+    if weights is None and not pretrained and not random:
         raise BadOption(
             f"{name} needs weights: --weights FILE.safetensors for a local file, or --pretrained to download timm's"
         )
     if name.split(".")[0] not in timm.list_models():
         near = timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]
         raise BadOption(f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}")
+    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     try:
-        model = timm.create_model(name, pretrained=pretrained)
+        model = timm.create_model(name, pretrained=pretrained, **size)
     except Exception as error:  # downloads fail in many ways: no network, no such tag, no permission
-        raise BadWeights(f"timm could not make {name!r} with pretrained weights: {error}") from error
+        what = "with pretrained weights" if pretrained else f"for images of {image_size} pixels"
+        raise BadWeights(f"timm could not make {name!r} {what}: {error}") from error
     if weights is not None:
         load_weights(model, weights)
     return model

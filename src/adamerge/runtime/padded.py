@@ -11,6 +11,7 @@ from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally, unfold
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens, Counts, PerToken, Slots
+from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import View
 
@@ -54,7 +55,8 @@ def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
     else:
         state, heads = attention(state, view, recipe)
         state = merge(state, recipe, depth, heads)
-    return replace(state, x=state.x + view.mlp(state.x))
+    with stage("mlp"):
+        return replace(state, x=state.x + view.mlp(state.x))
 
 
 def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
@@ -68,10 +70,13 @@ def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
 
 def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
     """The first half of a block."""
-    query, key, value = view.qkv(state.x)
-    extra = bias(state, recipe.proportional_attention)
-    attended = attend(view, query, key, value, extra)
-    return replace(state, x=state.x + view.project(attended)), Heads(query, key, value, view.scale, extra)
+    with stage("qkv"):
+        query, key, value = view.qkv(state.x)
+    with stage("attention"):
+        extra = bias(state, recipe.proportional_attention)
+        attended = attend(view, query, key, value, extra)
+    with stage("project"):
+        return replace(state, x=state.x + view.project(attended)), Heads(query, key, value, view.scale, extra)
 
 
 def finish(state: State) -> AllTokens:
@@ -81,7 +86,8 @@ def finish(state: State) -> AllTokens:
     """
     if state.history.is_identity:
         return state.x
-    return unfold(state.x, state.history.behind(state.prefix))
+    with stage("finish"):
+        return unfold(state.x, state.history.behind(state.prefix))
 
 
 def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
@@ -104,15 +110,16 @@ def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) 
     """Decide one merge and carry it out."""
     evidence = look(state, depth, heads)
     # Autocast would take the decision's products back to half precision, where they overflow (D1).
-    with torch.autocast(state.x.device.type, enabled=False):
+    with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
         decision = recipe.decide(evidence)
     plan, x, size, place = decision.plan, state.x, state.size, state.place
-    if not plan.is_identity:
-        patches = recipe.combine(x[:, state.prefix :], decision, evidence)
-        x, size, place = torch.cat([x[:, : state.prefix], patches], 1), tally(size, plan), first(place, plan)
+    with stage("merge"):
+        if not plan.is_identity:
+            patches = recipe.combine(x[:, state.prefix :], decision, evidence)
+            x, size, place = torch.cat([x[:, : state.prefix], patches], 1), tally(size, plan), first(place, plan)
+        history = state.history.then(plan)
     record = LayerTrace(plan, decision.salience.detach(), size.detach(), decision.links.redundancy.detach())
-    count = plan.count if plan.ragged else None
-    history, steps = state.history.then(plan), (*state.steps, record)
+    count, steps = plan.count if plan.ragged else None, (*state.steps, record)
     return replace(state, x=x, size=size, place=place, count=count, history=history, steps=steps)
 
 

@@ -1,0 +1,106 @@
+"""A benchmark's figures as rows of a file that only grows."""
+
+import csv
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from adamerge.core.errors import BadOption
+from adamerge.core.stats import write_atomically
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One contender at one batch size.
+
+    Times are milliseconds per batch.  `speedup` is against `best_unmerged`, the fastest unmerged contender of the same
+    group, that is of the same date, batch and dtype.  `ideal` is the unmerged cost over the merged one, `reached` is
+    the share of that gain that `speedup` has.  `stages` holds milliseconds by stage, `deciding` the share of the
+    forward pass that decisions and merges take.  `peak_mb` is all device memory in use at the worst moment of a call,
+    `own_mb` how much of that the call itself took.
+    """
+
+    model: str
+    weights: str
+    images: str
+    image_size: int
+    batch: int
+    dtype: str
+    method: str
+    way: str
+    options: str = ""
+    knob: float | None = None
+    target: str = ""
+    sense: str = ""
+    images_per_second: float | None = None
+    ms_p20: float | None = None
+    ms_p50: float | None = None
+    ms_p80: float | None = None
+    speedup: float | None = None
+    best_unmerged: str = ""
+    cut_true: float | None = None
+    cut_paper: float | None = None
+    ideal_true: float | None = None
+    ideal_paper: float | None = None
+    reached_true: float | None = None
+    reached_paper: float | None = None
+    stages: str = ""
+    deciding: float | None = None
+    peak_mb: float | None = None
+    own_mb: float | None = None
+    syncs: int | None = None
+    rounds: int = 0
+    inner: int = 0
+    device: str
+    versions: str
+    date: str
+    error: str = ""
+
+
+COLUMNS = tuple(field.name for field in fields(Row))
+
+
+def append_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+    """Add rows to a CSV file, which gets its header with the first ones; what is in it stays as it is.
+
+    A killed process leaves the file with all of these rows or with none.
+    """
+    before = check_file(path)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    if not before:
+        writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_atomically(path, before + text.getvalue())
+
+
+def check_file(path: str | os.PathLike[str]) -> str:
+    """The content of a file that rows can be added to; any other is refused."""
+    try:
+        with Path(path).open(encoding="utf-8", newline="") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadOption(f"cannot add rows to {path}: {error}. Give another file.") from error
+    if text and next(csv.reader(io.StringIO(text))) != list(COLUMNS):
+        raise BadOption(f"{path} has other columns than this version's benchmark rows; give a new file")
+    return text if not text or text.endswith("\n") else text + "\n"
+
+
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """The rows that `append_rows` wrote."""
+    if not Path(path).is_file():
+        raise BadOption(f"there is no file {path}; `adamerge bench --out {path}` makes one")
+    kinds = get_type_hints(Row)
+    found = csv.DictReader(io.StringIO(check_file(path)))
+    return [Row(**{name: _value(kinds[name], text) for name, text in line.items()}) for line in found]
+
+
+def _value(kind: Any, text: str) -> Any:
+    if type(None) in get_args(kind):
+        return None if text == "" else get_args(kind)[0](text)
+    return kind(text)

@@ -1,0 +1,212 @@
+"""The command `adamerge bench`: how fast methods are beside the best that the unmerged model can do."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adamerge.cli.compare import read_labels, read_native
+from adamerge.core.errors import BadImages, BadOption
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from adamerge.benchmark import Row
+
+EMBEDDED = "embedded"
+console = Console()
+problems = Console(stderr=True)
+
+
+def bench(
+    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    weights: Annotated[
+        Path | None, typer.Option("--weights", help="A safetensors file; random weights without one.")
+    ] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    methods: Annotated[
+        str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")
+    ] = "tome,adamerge",
+    native: Annotated[
+        list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
+    ] = None,
+    cut: Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")] = "0.23",
+    count: Annotated[str, typer.Option("--count", help="Which count cuts are meant in: paper or true.")] = "paper",
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,8,32",
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")] = "fp32",
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
+    data: Annotated[str, typer.Option("--data", help="An ImageFolder; images are drawn without one.")] = EMBEDDED,
+    calibration: Annotated[
+        str | None, typer.Option("--calibration", help="Another ImageFolder; by default other images of --data.")
+    ] = None,
+    calibration_images: Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")] = 64,
+    images: Annotated[
+        int | None, typer.Option("--images", help="How many images to time on; by default the largest batch, or 64.")
+    ] = None,
+    image_size: Annotated[int | None, typer.Option("--image-size", help="Pixels, if not the model's own.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", help="How often each contender has its turn.")] = 20,
+    inner: Annotated[int | None, typer.Option("--inner", help="Calls per turn; by default 30 ms worth.")] = None,
+    unmerged: Annotated[
+        str | None, typer.Option("--unmerged", help="Ways to run the unmerged model; all of the device by default.")
+    ] = None,
+    ways: Annotated[
+        str | None, typer.Option("--ways", help="Ways to run the methods; all of the device by default.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    out: Annotated[Path, typer.Option("--out", help="A CSV file that rows are added to.")] = Path("bench.csv"),
+    plot: Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups against batch sizes.")] = None,
+) -> None:
+    """Time methods beside the best unmerged model, in one interleaved run; rows are added to a CSV file."""
+    import torch
+
+    from adamerge.benchmark import bench as run
+    from adamerge.benchmark import make_entries
+    from adamerge.benchmark.rows import check_file
+    from adamerge.cli.loading import load_model
+    from adamerge.solve import Target, check_sense, find_variant
+
+    sizes = read_sizes(batch)
+    targets = [Target(cut=number) for number in _cuts(cut)]
+    labels = read_labels(methods) if methods.strip() else []
+    for label in labels:
+        find_variant(label)
+    natives = dict(read_native(text) for text in native or ())
+    if not labels and not natives:
+        raise BadOption("there is nothing to time beside the unmerged model; give --methods or --native")
+    if count not in ("paper", "true"):
+        raise BadOption(f"--count must be paper or true; got {count!r}")
+    check_sense(count)
+    check_file(out)
+    if plot is not None and plot.suffix.lower() != ".png":
+        raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
+    wanted = max(*sizes, 64) if images is None else images
+    rows: list[Row] = []
+    for number in dtype.split(","):
+        torch.manual_seed(0)
+        net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
+        shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
+        entries = make_entries(net, known, labels, targets, native=natives, sense=count)
+        rows += run(
+            net,
+            shown,
+            entries,
+            batch_sizes=sizes,
+            rounds=rounds,
+            inner=inner,
+            unmerged=None if unmerged is None else read_labels(unmerged),
+            merged=None if ways is None else read_labels(ways),
+            name=model,
+            weights=_weights(model, weights, pretrained),
+            source=source,
+            out=out,
+        )
+    console.print(table(rows))
+    for words in dict.fromkeys(f"{row.method}, {row.way}: {row.error}" for row in rows if row.error):
+        problems.print(f"note: {words}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"added {len(rows)} rows to {out}", soft_wrap=True, highlight=False)
+    if plot is not None:
+        from adamerge.show.speed import speed
+
+        first = rows[0].dtype
+        console.print(f"wrote {speed([row for row in rows if row.dtype == first], plot)}", soft_wrap=True)
+    if all(row.error for row in rows):
+        raise BadOption(f"no contender could be timed; the first said: {rows[0].error}")
+
+
+def read_sizes(text: str) -> list[int]:
+    """Batch sizes separated by commas."""
+    try:
+        sizes = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise BadOption(f"--batch is whole numbers separated by commas, such as 1,8,32; got {text!r}") from None
+    if min(sizes) < 1:
+        raise BadOption(f"--batch sizes must be at least 1; got {text!r}")
+    return sizes
+
+
+def table(rows: "Sequence[Row]") -> Table:
+    """The rows as a user reads them."""
+    first = rows[0]
+    found = Table(title=f"{first.model} ({first.weights}), {first.image_size} pixels, {first.device}")
+    for index, name in enumerate(("batch", "dtype", "method", "way", "cut", "ms", "p20–p80", "images/s", "speed-up")):
+        found.add_column(name, justify="left" if index in (1, 2, 3) else "right")
+    for name in ("ideal", "reached", "deciding", "MB", "waits"):
+        found.add_column(name, justify="right")
+    for row in rows:
+        if row.ms_p50 is None:
+            found.add_row(str(row.batch), row.dtype, row.method, row.way, row.target, row.error.partition(":")[0])
+            continue
+        found.add_row(
+            str(row.batch),
+            row.dtype,
+            row.method,
+            row.way,
+            _text(row.cut_true, "{:.1%}"),
+            f"{row.ms_p50:.3f}",
+            f"{row.ms_p20:.3f}–{row.ms_p80:.3f}",
+            _text(row.images_per_second, "{:.0f}"),
+            _text(row.speedup, "{:.2f}×"),
+            _text(row.ideal_true, "{:.2f}×"),
+            _text(row.reached_true, "{:.0%}"),
+            _text(row.deciding, "{:.1%}"),
+            _text(row.own_mb, "{:.0f}"),
+            _text(row.syncs, "{}"),
+        )
+    return found
+
+
+def _text(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _cuts(text: str) -> list[float]:
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise BadOption(f"--cut is numbers separated by commas, such as 0.23,0.5; got {text!r}") from None
+
+
+def _weights(model: str, weights: Path | None, pretrained: bool) -> str:
+    if model == EMBEDDED:
+        return "embedded"
+    return weights.name if weights is not None else "timm" if pretrained else "random"
+
+
+def _images(
+    net: "nn.Module", data: str, calibration: str | None, count: int, calibrating: int, workers: int
+) -> "tuple[Tensor, Tensor, str]":
+    """What to time on, what to calibrate on, and what to call it."""
+    from adamerge.benchmark import drawn_images, folder_images
+    from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+
+    if count < 1 or calibrating < 2:
+        raise BadOption(f"--images must be at least 1 and --calibration-images 2; got {count} and {calibrating}")
+    if data == EMBEDDED:
+        shown, source = drawn_images(net, count, seed=TEST_SEED), "drawn"
+    elif calibration is None:
+        # Taken together and then parted in turn, so that both are spread over the folder.
+        pool, files = folder_images(net, data, count + calibrating, workers=workers)
+        _complain(files.complaint())
+        if len(pool) < 3:
+            raise BadImages(f"{data} has too few images to calibrate on some and time on others; give --calibration")
+        share = min(calibrating, len(pool) // 2)
+        order = [index * len(pool) // share for index in range(share)]
+        others = sorted(set(range(len(pool))) - set(order))
+        return pool[others], pool[order], Path(data).name
+    else:
+        shown, files = folder_images(net, data, count, workers=workers)
+        source = Path(data).name
+        _complain(files.complaint())
+    if calibration is None or calibration == EMBEDDED:
+        return shown, drawn_images(net, calibrating, seed=CALIBRATION_SEED), source
+    known, files = folder_images(net, calibration, calibrating, workers=workers)
+    _complain(files.complaint())
+    return shown, known, source
+
+
+def _complain(complaint: str | None) -> None:
+    if complaint is not None:
+        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
