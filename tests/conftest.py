@@ -1,11 +1,16 @@
 """What every test may use: small examples that repeat exactly, and a way to see errors as users see them."""
 
+import os
 from collections.abc import Iterator
 
 import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+
+# Without a device, Triton's interpreter runs the kernels; it must be chosen before anybody imports them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
 
 # Tiny tensors gain nothing from threads, and on a busy machine lose much: 99 s became 8 s (2 shared cores, torch 2.15).
 torch.set_num_threads(1)

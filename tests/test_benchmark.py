@@ -345,7 +345,7 @@ def test_the_model_is_left_as_it_was_found_and_its_twin_has_the_same_parameters(
 
 def test_every_contender_gives_the_outputs_of_its_recipe(model):
     images = pictures(4)
-    ways = {name: way for name, way in MERGED.items() if way.runtime in contenders.runtimes() and not way.captured}
+    ways = {name: way for name, way in MERGED.items() if not way.captured}
     chosen = RECIPES["adaptive"](model, images)
     prices = meter(model)
     found = list(contenders.merged_contenders(model, Entry("it", chosen), ways, prices))

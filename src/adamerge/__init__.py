@@ -5,8 +5,20 @@ from adamerge.calibrate import calibrate
 from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
+from adamerge.models.graphs import capture
 from adamerge.models.surgery import apply, remove, trace
 
 __version__ = "0.1.0"
 
-__all__ = ["AdamergeError", "LayerStats", "Recipe", "apply", "calibrate", "flops", "methods", "remove", "trace"]
+__all__ = [
+    "AdamergeError",
+    "LayerStats",
+    "Recipe",
+    "apply",
+    "calibrate",
+    "capture",
+    "flops",
+    "methods",
+    "remove",
+    "trace",
+]

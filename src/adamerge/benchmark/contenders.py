@@ -1,7 +1,6 @@
 """Who takes part in a benchmark: a model, merged or not, and a way to run it."""
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,13 @@ from adamerge.benchmark.entries import Entry
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.flops import Cost, Meter
+from adamerge.models.graphs import capture
+from adamerge.models.host import find_host
+from adamerge.models.roads import Runtime
 from adamerge.models.surgery import apply, trace
+from adamerge.runtime.fusion import recognise
 
 Run = Callable[[Tensor], Any]
-
-# Calls on a side stream before a CUDA graph is captured, so that whatever sets itself up lazily has done so.
-BEFORE_CAPTURE = 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Way:
 
     make: Callable[[nn.Module, Tensor], Run]
     captured: bool = False
-    runtime: str = ""
+    runtime: Runtime = "auto"
 
 
 @dataclass(frozen=True)
@@ -71,27 +71,6 @@ def compiled_graph(model: nn.Module, images: Tensor) -> Run:
     return capture(compiled(model, images), images)
 
 
-def capture(run: Run, images: Tensor) -> Run:
-    """`run` as a CUDA graph; its replay first copies the images to where the graph looks for them."""
-    seat = images.clone()
-    here, aside = torch.cuda.current_stream(images.device), torch.cuda.Stream(images.device)
-    aside.wait_stream(here)
-    with torch.cuda.stream(aside):
-        for _ in range(BEFORE_CAPTURE):
-            run(seat)
-    here.wait_stream(aside)
-    recording = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(recording):
-        out = run(seat)
-
-    def replay(images: Tensor) -> Any:
-        seat.copy_(images)
-        recording.replay()
-        return out
-
-    return replay
-
-
 UNMERGED: dict[str, Way] = {
     "eager": Way(as_it_is),
     "compiled": Way(compiled),
@@ -109,7 +88,7 @@ def find_ways(known: Mapping[str, Way], names: Sequence[str] | None, device: tor
     """The ways of these names, or without names all that this device has."""
     if names is None:
         usable = {name: way for name, way in known.items() if device.type == "cuda" or not way.captured}
-        return {name: way for name, way in usable.items() if way.runtime in ("", *runtimes())}
+        return usable
     for name in names:
         if name not in known:
             raise BadOption(f"there is no way {name!r} to run a model; choose from {', '.join(known)}")
@@ -122,19 +101,6 @@ def twin(model: nn.Module) -> nn.Module:
     """A copy of the model's modules around the very same parameters and buffers."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
-
-
-def runtimes() -> tuple[str, ...]:
-    """The runtimes that `apply` lets choose between, the fastest first."""
-    return ("packed", "reference") if "runtime" in inspect.signature(apply).parameters else ("reference",)
-
-
-def merge_with(model: nn.Module, recipe: Recipe, runtime: str) -> nn.Module:
-    """The model with merging, on this runtime."""
-    if runtime not in runtimes():
-        raise BadOption(f"there is no runtime {runtime!r}; choose from {', '.join(runtimes())}")
-    options: Any = {"runtime": runtime} if len(runtimes()) > 1 else {}
-    return apply(model, recipe, **options)
 
 
 def unmerged_contenders(model: nn.Module, ways: Mapping[str, Way], prices: Meter) -> Iterator[Contender]:
@@ -150,11 +116,12 @@ def merged_contenders(model: nn.Module, entry: Entry, ways: Mapping[str, Way], p
         if recipe is None:
             yield Contender(entry.method, name, _nothing, _nothing, way.captured, entry.facts, entry.error)
             continue
-        # What a CUDA graph does cannot depend on the images, unless the runtime has its own way to capture.
-        if way.make is graph and recipe.ragged:
+        # What a CUDA graph does cannot depend on the images, unless the kernels know how many tokens are left.
+        known = way.runtime == "packed" and not isinstance(recognise(recipe, find_host(model).prefix), str)
+        if way.make is graph and recipe.ragged and not known:
             continue
         try:
-            net = merge_with(twin(model), recipe, way.runtime)
+            net = apply(twin(model), recipe, way.runtime)
         except Exception as error:
             yield Contender(entry.method, name, _nothing, _nothing, way.captured, entry.facts, describe(error))
             continue

@@ -100,13 +100,17 @@ class Fixed:
     def ragged(self) -> bool:
         return False
 
-    def merges(self, evidence: Evidence) -> int:
-        """How many merges this layer gets, before anybody looks at the tokens."""
-        done = evidence.layer - self.delay
+    def at(self, layer: int) -> int:
+        """How many merges a layer gets."""
+        done = layer - self.delay
         return 0 if done < 0 else math.floor(self.r * (done + 1)) - math.floor(self.r * done)
 
+    def merges(self, evidence: Evidence) -> int:
+        """How many merges this layer gets, before anybody looks at the tokens."""
+        return self.at(evidence.layer)
+
     def __call__(self, links: Links, evidence: Evidence) -> int:
-        return self.merges(evidence)
+        return self.at(evidence.layer)
 
 
 @part

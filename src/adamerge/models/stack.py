@@ -1,15 +1,14 @@
 """The one module that replaces a host's block container, and the only block loop of the library."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-import torch
 from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
-from adamerge.runtime import padded
-from adamerge.runtime.trace import Trace, join
+from adamerge.models.roads import Road, Runtime, Switch
+from adamerge.runtime.trace import Trace
 from adamerge.runtime.view import View
 
 
@@ -26,6 +25,7 @@ class Stack(nn.Module):
         prefix: int,
         class_token: bool,
         training: bool,
+        runtime: Runtime = "auto",
     ):
         super().__init__()
         for name, block in container.named_children():
@@ -37,13 +37,23 @@ class Stack(nn.Module):
         self.prefix = prefix
         self.class_token = class_token
         self.recipe = recipe
-        self.last: Trace | None = None
         self.training = training
+        self.switch = Switch(self.views, recipe, prefix, class_token, runtime)
+        self.tell: Callable[[], Trace] | None = None
 
     @property
     def container(self) -> nn.Module:
         """What the host had in this place."""
         return self._container[0]
+
+    @property
+    def last(self) -> Trace | None:
+        """What the last pass did, worked out when asked for."""
+        if self.tell is None:
+            return None
+        told = self.tell()
+        self.tell = lambda: told
+        return told
 
     def forward(self, x: Tensor) -> Tensor:
         run = Run(self)
@@ -85,38 +95,29 @@ class Stack(nn.Module):
 
 
 class Run:
-    """One pass over the blocks: it holds the merged tokens, which the host's own loop does not see.
-
-    On a CPU, images whose counts differ run one after the other: nothing is padded, and an image's result cannot
-    depend on its batch.  Elsewhere they are padded to the longest.
-    """
+    """One pass over the blocks: it holds the merged tokens, which the host's own loop does not see."""
 
     def __init__(self, stack: Stack):
         self.stack = stack
-        self.states: list[padded.State] = []
+        self.road: Road | None = None
+        self.layer = 0
 
     def begin(self, x: Tensor) -> None:
         """Take the tokens that enter the first block."""
-        one_by_one = self.stack.recipe.ragged and x.device.type == "cpu"
-        pieces = x.split(1) if one_by_one else (x,)
-        self.states = [padded.start(piece, self.stack.prefix, self.stack.class_token) for piece in pieces]
+        self.road, self.layer = self.stack.switch.choose(x, self.stack.training), 0
 
     def advance(self, layer: int) -> None:
         """Run one block."""
-        stack = self.stack
-        if not self.states or self.states[0].layer != layer:
+        if self.road is None or self.layer != layer:
             raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
-        view, depth = stack.views[layer], len(stack)
-        self.states = [padded.step(state, view, stack.recipe, depth) for state in self.states]
+        self.road.step(layer)
+        self.layer += 1
 
     def end(self) -> Tensor:
         """The tokens in the host's own shape; what the layers did is kept for `adamerge.trace`."""
-        stack = self.stack
-        traces = [Trace(state.steps, stack.prefix, stack.recipe.site == "before_block") for state in self.states]
-        stack.last = join(traces)
-        pieces = [padded.finish(state) for state in self.states]
-        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits.
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        assert self.road is not None
+        self.stack.tell = self.road.tell()
+        return self.road.finish()
 
 
 class Step:

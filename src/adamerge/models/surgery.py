@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 from torch import nn
 
@@ -11,16 +12,26 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.models.host import Host, find_host
+from adamerge.models.roads import Runtime
 from adamerge.models.stack import Stack
 from adamerge.runtime.trace import Trace
 
 
-def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
+def apply(model: nn.Module, recipe: Recipe, runtime: Runtime = "auto") -> nn.Module:
     """Make `model` merge tokens as `recipe` says, in place; return it.
 
     Applying again replaces the recipe.  Parameters, `state_dict` keys, input and output shapes stay what they were.
     Nothing is changed when the model or the recipe is refused.
+
+    Args:
+        model: a supported model.
+        recipe: what to merge, from `adamerge.methods` or `Recipe.from_json`.
+        runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
+            a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs on CUDA
+            when nobody asks for gradients, and takes the reference otherwise.
     """
+    if runtime not in get_args(Runtime):
+        raise BadOption(f"runtime must be one of {', '.join(get_args(Runtime))}; got {runtime!r}")
     if not isinstance(recipe, Recipe):
         raise BadOption(
             f"expected a Recipe such as adamerge.methods.adamerge(r_max=14, stats=stats), got {type(recipe).__name__}"
@@ -37,6 +48,7 @@ def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
         prefix=host.prefix,
         class_token=host.class_token,
         training=(host.stack or host.container).training,
+        runtime=runtime,
     )
     host.put(stack)
     return model

@@ -5,12 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from timm.layers.attention import Attention
+from timm.layers.layer_scale import LayerScale
+from timm.layers.mlp import Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from adamerge.core.errors import UnsupportedModel
 from adamerge.models.host import Host
-from adamerge.runtime.view import BlockShape
+from adamerge.models.plain import read
+from adamerge.runtime.view import BlockShape, Numbers
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,25 @@ class TimmBlock:
     def mlp(self, x: Tensor) -> Tensor:
         block = self.block
         return block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+    def numbers(self) -> Numbers | None:
+        block, attn, mlp = self.block, self.block.attn, self.block.mlp
+        scales = (block.ls1, block.ls2)
+        if block.training or type(mlp) is not Mlp or any(type(s) not in (nn.Identity, LayerScale) for s in scales):
+            return None
+        return read(
+            norm1=block.norm1,
+            qkv=attn.qkv,
+            project=attn.proj,
+            gamma1=getattr(block.ls1, "gamma", None),
+            norm2=block.norm2,
+            fc1=mlp.fc1,
+            act=mlp.act,
+            fc2=mlp.fc2,
+            gamma2=getattr(block.ls2, "gamma", None),
+            idle=(attn.q_norm, attn.k_norm, attn.norm, mlp.norm),
+            around=(block, attn, mlp, *scales),
+        )
 
 
 def host(model: nn.Module) -> Host:

@@ -29,6 +29,47 @@ class BlockShape:
         return 2 * self.heads * self.key_dim
 
 
+@dataclass(frozen=True)
+class Norm:
+    """A layer norm's numbers."""
+
+    weight: Float[Tensor, "d"] | None
+    bias: Float[Tensor, "d"] | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear layer's numbers."""
+
+    weight: Float[Tensor, "out d"]
+    bias: Float[Tensor, "out"] | None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """All there is to a plain block: `x + gamma1 * project(attention(qkv(norm1(x))))`, then the same with
+    `gamma2 * fc2(gelu(fc1(norm2(x))))`, gelu the exact one.  A gamma of None is 1."""
+
+    norm1: Norm
+    qkv: Affine
+    project: Affine
+    gamma1: Float[Tensor, "d"] | None
+    norm2: Norm
+    fc1: Affine
+    fc2: Affine
+    gamma2: Float[Tensor, "d"] | None
+
+
+@runtime_checkable
+class Plain(Protocol):
+    """A view that can say its numbers, so that a runtime may fuse what lies between them."""
+
+    def numbers(self) -> Numbers | None:
+        """None where the block is not plain now: something between its layers is at work, or watches them."""
+        ...
+
+
 @runtime_checkable
 class View(Protocol):
     """A pre-norm block in three functions.  Leading dimensions are free, so tokens may be padded or packed.

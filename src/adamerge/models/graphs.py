@@ -1,0 +1,44 @@
+"""CUDA graphs: a whole forward pass launched at once, for batches so small that launching takes longest."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adamerge.core.errors import BadImages
+
+# Calls on a side stream before a CUDA graph is captured, so that whatever sets itself up lazily has done so.
+BEFORE_CAPTURE = 3
+
+
+def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor], Any]:
+    """`model` as a CUDA graph for batches shaped like `images`, merged or not, adaptive counts included.
+
+    The result is called like the model, under the same weights; it copies the images to where the graph looks for them,
+    and what it returns is overwritten by the next call.
+    """
+    if not images.is_cuda:
+        raise BadImages(f"CUDA graphs need images on a CUDA device; these are on {images.device}")
+    seat = images.clone()
+    here, aside = torch.cuda.current_stream(images.device), torch.cuda.Stream(images.device)
+    aside.wait_stream(here)
+    with torch.inference_mode(), torch.cuda.stream(aside):
+        for _ in range(BEFORE_CAPTURE):
+            model(seat)
+    here.wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(graph):
+        out = model(seat)
+
+    def replay(images: Tensor) -> Any:
+        if images.shape != seat.shape or images.dtype != seat.dtype:
+            raise BadImages(
+                f"this graph was captured for images {tuple(seat.shape)} of {seat.dtype}; got {tuple(images.shape)} "
+                f"of {images.dtype}. Capture another for these."
+            )
+        seat.copy_(images)
+        graph.replay()
+        return out
+
+    return replay

@@ -1,0 +1,157 @@
+"""Which runtime a batch takes: the reference, or packed tokens with or without kernels."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from adamerge.core.budget import Fixed
+from adamerge.core.recipe import Recipe
+from adamerge.runtime import packed, padded
+from adamerge.runtime.trace import Trace, join
+from adamerge.runtime.view import View
+
+if TYPE_CHECKING:
+    from adamerge.runtime import fused
+
+Runtime = Literal["auto", "reference", "packed"]
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@runtime_checkable
+class Road(Protocol):
+    """One pass over the blocks on some runtime."""
+
+    def step(self, layer: int) -> None: ...
+
+    def finish(self) -> Tensor: ...
+
+    def tell(self) -> Callable[[], Trace]:
+        """What the layers did so far, to be worked out when asked for."""
+        ...
+
+
+class Switch:
+    """Chooses the road for each batch, and says once why it is not the one asked for."""
+
+    def __init__(self, views: Sequence[View], recipe: Recipe, prefix: int, class_token: bool, runtime: Runtime):
+        self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
+        self.runtime = runtime
+        self.said = False
+        self._fused: fused.Road | None = None
+
+    def choose(self, x: Tensor, training: bool) -> Road:
+        """The road for a batch."""
+        if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
+            return Reference(self, x)
+        reason = self._obstacle(x, training)
+        if reason is not None:
+            # Gradients, training and identity are everyday; only a wish that cannot be met is worth a word.
+            self._say(f"runtime='packed' was asked for, but {reason}; the reference runs instead")
+            return Reference(self, x)
+        if not x.is_cuda:
+            return Ragged(self, x)
+        road = self._kernels()
+        if isinstance(road.fusion, str):
+            self._say(f"the kernels do not know this recipe's {road.fusion}; the reference decides its merges")
+        return Fused(road, x)
+
+    def _obstacle(self, x: Tensor, training: bool) -> str | None:
+        if torch.is_grad_enabled():
+            return "gradients are enabled (use torch.inference_mode)"
+        if training:
+            return "the model is in training mode"
+        if torch.is_autocast_enabled(x.device.type):
+            return "autocast is on"
+        if _idle(self.recipe):
+            return "this recipe merges nothing, and only the reference is bit-exact then"
+        if x.is_cuda and x.dtype not in KERNEL_DTYPES:
+            return f"there are no kernels for {x.dtype}"
+        if x.is_cuda and find_spec("triton") is None:
+            return "Triton is not installed"
+        return None
+
+    def _kernels(self) -> "fused.Road":
+        if self._fused is None:
+            from adamerge.runtime import fused
+
+            self._fused = fused.Road(self.views, self.recipe, self.prefix, self.class_token)
+        return self._fused
+
+    def _say(self, text: str) -> None:
+        if self.runtime == "packed" and not self.said:
+            self.said = True
+            warnings.warn(text, stacklevel=2)
+
+
+def _idle(recipe: Recipe) -> bool:
+    """Whether a recipe is known to merge nothing."""
+    budget = recipe.budget
+    return budget.r == 0 if isinstance(budget, Fixed) else hasattr(budget, "with_stats") and not budget.ragged
+
+
+class Reference:
+    """The padded road.  On a CPU, images whose counts differ run one after the other: nothing is padded, and an
+    image's result cannot depend on its batch."""
+
+    def __init__(self, switch: Switch, x: Tensor):
+        self.switch = switch
+        one_by_one = switch.recipe.ragged and x.device.type == "cpu"
+        pieces = x.split(1) if one_by_one else (x,)
+        self.states = [padded.start(piece, switch.prefix, switch.class_token) for piece in pieces]
+
+    def step(self, layer: int) -> None:
+        switch = self.switch
+        view, depth = switch.views[layer], len(switch.views)
+        self.states = [padded.step(state, view, switch.recipe, depth) for state in self.states]
+
+    def finish(self) -> Tensor:
+        pieces = [padded.finish(state) for state in self.states]
+        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits.
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def tell(self) -> Callable[[], Trace]:
+        prefix, before = self.switch.prefix, self.switch.recipe.site == "before_block"
+        traces = [Trace(state.steps, prefix, before) for state in self.states]
+        return lambda: join(traces)
+
+
+class Ragged:
+    """Packed tokens in plain torch."""
+
+    def __init__(self, switch: Switch, x: Tensor):
+        self.switch, self.state = switch, packed.start(x, switch.prefix, switch.class_token)
+
+    def step(self, layer: int) -> None:
+        switch = self.switch
+        self.state = packed.step(self.state, switch.views[layer], switch.recipe, len(switch.views))
+
+    def finish(self) -> Tensor:
+        return packed.finish(self.state)
+
+    def tell(self) -> Callable[[], Trace]:
+        return _lazily(self.state, self.switch.recipe)
+
+
+class Fused:
+    """Packed tokens with kernels."""
+
+    def __init__(self, road: "fused.Road", x: Tensor):
+        self.road, self.run = road, road.start(x)
+
+    def step(self, layer: int) -> None:
+        self.run.step(layer)
+
+    def finish(self) -> Tensor:
+        return self.run.finish()
+
+    def tell(self) -> Callable[[], Trace]:
+        return _lazily(self.run.state, self.road.recipe)
+
+
+def _lazily(state: packed.State, recipe: Recipe) -> Callable[[], Trace]:
+    steps, prefix, before = state.steps, state.layout.prefix, recipe.site == "before_block"
+    return lambda: Trace(tuple(step() for step in steps), prefix, before)

@@ -1,0 +1,297 @@
+"""The ragged road with kernels: attention, decision and merge, and all that lies between a plain block's products.
+
+The host never waits for the device without need: while the counts of a merge come back, the next product already runs
+on the rows there were before.  Under CUDA graph capture nobody waits at all: arrays keep the length they began with,
+and kernels read on the device how much of them is used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import gelu, linear
+
+from adamerge.core.plan import Plan
+from adamerge.core.recipe import Recipe
+from adamerge.core.types import AllTokens, Counts
+from adamerge.runtime import packed
+from adamerge.runtime.fusion import Fusion, recognise
+from adamerge.runtime.kernels.affinity import affinity
+from adamerge.runtime.kernels.attention import attend
+from adamerge.runtime.kernels.decide import Choice, Rule, decide
+from adamerge.runtime.kernels.directions import directions
+from adamerge.runtime.kernels.linear import linear as linear_fused
+from adamerge.runtime.kernels.linear import worthwhile
+from adamerge.runtime.kernels.match import Split, match
+from adamerge.runtime.kernels.merge import merge
+from adamerge.runtime.kernels.residual import add
+from adamerge.runtime.kernels.unfold import unfold
+from adamerge.runtime.packed import State
+from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, pad
+from adamerge.runtime.stages import stage
+from adamerge.runtime.trace import LayerTrace
+from adamerge.runtime.view import Affine, Norm, Numbers, Plain, View
+
+# Where a pass has handed its tokens on, so that they are freed as soon as nobody needs them.
+EMPTY = packed.start(torch.empty(0, 0, 0), 0)
+
+
+class Road:
+    """The kernels' road for one recipe and one host's blocks; what does not change between batches is kept here."""
+
+    def __init__(self, views: Sequence[View], recipe: Recipe, prefix: int, class_token: bool):
+        self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
+        self.fusion: Fusion | str = recognise(recipe, prefix)
+        self.shapes = [view.shape for view in views]
+        self._thresholds: dict[torch.device, Tensor | None] = {}
+        self._beginning: tuple[object, Layout, PerRow, Tensor] | None = None
+
+    def start(self, x: AllTokens) -> "Pass":
+        """A batch as it enters the first block.  What depends on its shape alone is made once."""
+        key = (x.shape[:2], x.device)
+        if self._beginning is None or self._beginning[0] != key:
+            state = packed.start(x, self.prefix, self.class_token)
+            if not capturing(x):
+                self._beginning = key, state.layout, state.size, state.history
+            return Pass(self, state)
+        return Pass(self, State(x.reshape(-1, x.shape[2]), *self._beginning[1:], self.class_token))
+
+    def rule(self, fusion: Fusion, layer: int, layout: Layout) -> Rule:
+        """The count rule of a layer, its calibrated numbers on the device."""
+        merges = fusion.merges(layer, layout.most)
+        if merges is not None:
+            return Rule("fixed", merges)
+        device = layout.offsets.device
+        if device not in self._thresholds:
+            self._thresholds[device] = fusion.numbers(device)
+        numbers = self._thresholds[device]
+        assert numbers is not None
+        return Rule("threshold" if numbers.shape[1] == 1 else "zscore", numbers=numbers[layer])
+
+
+class Pass:
+    """One pass over the blocks."""
+
+    def __init__(self, road: Road, state: State):
+        self.road, self.state = road, state
+        self.counting = capturing(state.x) and isinstance(road.fusion, Fusion) and road.fusion.budget.ragged
+        self.numbers = [view.numbers() if isinstance(view, Plain) else None for view in road.views]
+
+    def step(self, layer: int) -> None:
+        """One block.  What a half of it needed is freed before the next begins."""
+        state = self._first_half(layer)
+        with stage("mlp"):
+            self.state = self._second_half(state, layer)
+
+    def _first_half(self, layer: int) -> State:
+        """Attention, with the merge before it or after it."""
+        road, state, self.state = self.road, self.state, EMPTY
+        view, numbers, recipe = road.views[layer], self.numbers[layer], road.recipe
+        merging = not isinstance(road.fusion, Fusion) or road.fusion.may_merge(layer)
+        wait = None
+        if merging and recipe.site == "before_block":
+            state, wait = self._merge_before(state, layer, numbers)
+        with stage("qkv"):
+            query, key, value = self._qkv(state, layer)
+        if wait is not None:
+            state = wait.over(state)
+            query, key, value = (side[: state.layout.total] for side in (query, key, value))
+        choice = None
+        if merging and recipe.site == "after_attention" and isinstance(road.fusion, Fusion):
+            with stage("decide"):
+                choice = self._choose(state, road.fusion, layer, key)
+                wait = Wait(choice.count, state.layout, road.fusion.merges(layer, state.layout.most))
+        with stage("attention"):
+            attended = attend(query, key, value, state.layout, view.scale, _logs(state, recipe))
+        heads = (query, key, value, view.scale)
+        del query, key, value
+        if not merging or isinstance(road.fusion, Fusion):
+            heads = None
+        with stage("project"):
+            branch = self._project(state, attended, layer)
+        gamma, norm = (None, None) if numbers is None else (numbers.gamma1, numbers.norm2)
+        if choice is not None and wait is not None:
+            with stage("merge"):
+                return wait.over(_carry_out(state, choice, branch, gamma, norm))
+        with stage("project"):
+            x, normed, _ = add(state.x, branch, gamma=gamma, norm=norm)
+            state = replace(state, x=x, normed=normed)
+        if merging and recipe.site == "after_attention":
+            return packed.merge(state, recipe, len(road.views), heads)
+        if not merging:
+            told = partial(_untouched, state.layout, state.size)
+            state = replace(state, steps=(*state.steps, told))
+        return state
+
+    def finish(self) -> AllTokens:
+        """The tokens in the host's own shape."""
+        state = self.state
+        if not state.merged:
+            return packed.finish(state)
+        with stage("finish"):
+            return unfold(state.x, state.history, state.layout)
+
+    def _merge_before(self, state: State, layer: int, numbers: Numbers | None) -> tuple[State, "Wait | None"]:
+        fusion = self.road.fusion
+        if not isinstance(fusion, Fusion):
+            return packed.merge(state, self.road.recipe, len(self.road.views)), None
+        with stage("decide"):
+            choice = self._choose(state, fusion, layer, None)
+            wait = Wait(choice.count, state.layout, fusion.merges(layer, state.layout.most))
+        with stage("merge"):
+            return _carry_out(state, choice, None, None, None if numbers is None else numbers.norm1), wait
+
+    def _choose(self, state: State, fusion: Fusion, layer: int, key: PackedHeads | None) -> Choice:
+        layout = state.layout
+        split = Split(fusion.alternating, fusion.first, fusion.half)
+        if key is not None:
+            sums, (value, partner) = None, match(directions(key), layout, split, exact=key.dtype == torch.float32)
+        else:
+            inverse = state.inverse if state.inverse is not None else add(state.x, None, inverse=True)[2]
+            assert inverse is not None and fusion.affinity is not None
+            parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
+            sums = parts, rows
+        return decide(
+            value,
+            partner,
+            state.size,
+            state.history,
+            layout,
+            split,
+            self.road.rule(fusion, layer, layout),
+            score=fusion.score,
+            weigh=fusion.weigh,
+            sources_first=fusion.sources_first,
+            sums=sums,
+        )
+
+    def _qkv(self, state: State, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
+        numbers = self.numbers[layer]
+        if numbers is None:
+            return self.road.views[layer].qkv(state.x)
+        normed = state.normed if state.normed is not None else add(state.x, None, norm=numbers.norm1)[1]
+        assert normed is not None
+        shape = self.road.shapes[layer]
+        product = self._linear(state, normed, numbers.qkv)
+        query, key, value = product.unflatten(1, (3, shape.heads, shape.key_dim)).unbind(1)
+        return query, key, value
+
+    def _linear(self, state: State, x: Packed, layer: Affine, activate: bool = False) -> Float[Tensor, "total out"]:
+        counted = state.layout.offsets[-1:] if self.counting else None
+        if (activate or self.counting) and worthwhile(x, layer.weight):
+            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=counted)
+        y = linear(x, layer.weight, layer.bias)
+        return gelu(y) if activate else y
+
+    def _project(self, state: State, attended: PackedHeads, layer: int) -> Packed:
+        numbers = self.numbers[layer]
+        if numbers is None:
+            return self.road.views[layer].project(attended)
+        return self._linear(state, attended.flatten(1), numbers.project)
+
+    def _second_half(self, state: State, layer: int) -> State:
+        """The MLP, and what the next block begins with."""
+        numbers = self.numbers[layer]
+        last = layer + 1 == len(self.road.views)
+        following = None if last else self.numbers[layer + 1]
+        fusion, before = self.road.fusion, self.road.recipe.site == "before_block"
+        decides = before and not last and isinstance(fusion, Fusion) and fusion.may_merge(layer + 1)
+        norm = None if following is None or decides or (before and isinstance(fusion, str)) else following.norm1
+        if numbers is None:
+            branch, gamma = self.road.views[layer].mlp(state.x), None
+        else:
+            normed = state.normed if state.normed is not None else add(state.x, None, norm=numbers.norm2)[1]
+            assert normed is not None
+            hidden = self._linear(state, normed, numbers.fc1, activate=True)
+            branch, gamma = self._linear(state, hidden, numbers.fc2), numbers.gamma2
+        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=decides)
+        return replace(state, x=x, normed=normed, inverse=inverse)
+
+
+class Wait:
+    """The counts of a merge on their way back from the device; there is nothing to wait for where they are known."""
+
+    def __init__(self, counts: Counts, layout: Layout, merges: int | None):
+        self.merges = merges if layout.uniform else None
+        self.host, self.event = None, None
+        if self.merges is None and not capturing(counts):
+            self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
+            self.host.copy_(counts, non_blocking=True)
+            if counts.is_cuda:
+                self.event = torch.cuda.Event()
+                self.event.record()
+
+    def over(self, state: State) -> State:
+        """The state with as many rows as there are tokens."""
+        layout = state.layout
+        if self.merges is not None:
+            longest = layout.longest - self.merges
+            total, uniform = layout.images * longest, True
+        elif self.host is None:
+            return state
+        else:
+            if self.event is not None:
+                self.event.synchronize()
+            counts = self.host.tolist()
+            longest, total = max(counts) + layout.prefix, sum(counts) + layout.prefix * len(counts)
+            uniform = total == longest * len(counts)
+        layout = replace(layout, total=total, longest=longest, uniform=uniform)
+        normed = None if state.normed is None else state.normed[:total]
+        logs = None if state.logs is None else state.logs[:total]
+        return replace(state, x=state.x[:total], size=state.size[:total], logs=logs, normed=normed, layout=layout)
+
+
+def capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being captured."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _logs(state: State, recipe: Recipe) -> PerRow | None:
+    """What attention adds to the scores of each key."""
+    if not (recipe.proportional_attention and state.merged):
+        return None
+    return state.size.log2() if state.logs is None else state.logs
+
+
+def _carry_out(
+    state: State, choice: Choice, branch: Packed | None, gamma: Float[Tensor, "d"] | None, norm: Norm | None
+) -> State:
+    """Merge as chosen; the arrays keep their length until the counts are back."""
+    x, normed, size, logs, offsets = merge(
+        state.x, state.size, state.layout, choice, branch=branch, gamma=gamma, norm=norm
+    )
+    layout = replace(state.layout, offsets=offsets, uniform=False)
+    told = partial(_told, state.layout, choice, layout, size)
+    return replace(
+        state,
+        x=x,
+        normed=normed,
+        inverse=None,
+        size=size,
+        logs=logs,
+        layout=layout,
+        history=choice.history,
+        merged=True,
+        steps=(*state.steps, told),
+    )
+
+
+def _told(before: Layout, choice: Choice, after: Layout, size: Tensor) -> LayerTrace:
+    """What a layer did, padded as traces are."""
+    count = choice.count.long()
+    fewest, width = torch.stack([count.amin(), count.amax()]).tolist() if len(count) else (before.most, before.most)
+    plan = Plan(pad(choice.slot.long(), before, before.most, -1), count, width, ragged=fewest != width)
+    return LayerTrace(plan, pad(choice.salience, before, before.most), pad(size, after, width), choice.redundancy)
+
+
+def _untouched(layout: Layout, size: PerRow) -> LayerTrace:
+    """A layer that merges nothing does not look at the tokens either."""
+    n = layout.most
+    count = layout.patches.long()
+    place = torch.arange(n, device=count.device)
+    plan = Plan(torch.where(place < count[:, None], place, -1), count, n, ragged=not layout.uniform)
+    sizes = pad(size, layout, n)
+    return LayerTrace(plan, torch.ones_like(sizes), sizes, torch.full_like(count, float("nan"), dtype=sizes.dtype))

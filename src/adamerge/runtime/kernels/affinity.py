@@ -1,0 +1,203 @@
+"""Salience and matching from the same dot products, of which nothing n by n is written to memory.
+
+The paper's affinity of all patches gives, row by row, a softmax whose column sums are the salience, and the cosines
+that find each source its partner.  A block of rows is one program; it leaves its part of the column sums, which are
+added in a fixed order, so that an image's salience never depends on its batch or on the scheduling.
+"""
+
+from itertools import pairwise
+from typing import Literal, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from adamerge.runtime.kernels.launch import blocks, describable, describe, power, precision
+from adamerge.runtime.kernels.match import Split, best_of, products, source_at
+from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
+
+Kind = Literal["dot", "scaled", "cosine"]
+
+
+@triton.jit
+@no_type_check
+def _tile(
+    x, upper, lower, inverse, base, row, begin, n, stride, scale, own, COSINE: tl.constexpr, DESCRIBED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the affinity, -inf where there is no column, and the cosines of the same products."""
+    column = begin + tl.arange(0, COLUMNS)
+    if DESCRIBED:
+        # Tiles reach into the next image; what they find there is masked below.
+        first = base + tl.program_id(0) * ROWS
+        product = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for channel in range(0, WIDTH, STEP):
+            product = tl.dot(upper.load([first, channel]), lower.load([base + begin, channel]).T, product)
+    else:
+        at_row, at_column = (base + row).to(tl.int64) * stride, (base + column).to(tl.int64) * stride
+        product = products(x, at_row, at_column, row < n, column < n, ROWS, COLUMNS, WIDTH, STEP, PRECISION)
+    other = tl.load(inverse + base + column, mask=column < n, other=0.0)
+    cosine = product * own[:, None] * other[None, :]
+    score = cosine if COSINE else product * scale
+    return tl.where((column < n)[None, :], score, float("-inf")), cosine, column
+
+
+@triton.jit
+@no_type_check
+def _affinity(
+    x, upper, lower, inverse, sums, value, partner, offsets, stride, prefix, scale, total,
+    COSINE: tl.constexpr, DESCRIBED: tl.constexpr, ONE_TILE: tl.constexpr, ALTERNATING: tl.constexpr,
+    FIRST: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, image = tl.program_id(0), tl.program_id(1)
+    base = tl.load(offsets + image) + prefix
+    n = tl.load(offsets + image + 1) - base
+    if block * ROWS >= n:
+        return
+    row = block * ROWS + tl.arange(0, ROWS)
+    own = tl.load(inverse + base + row, mask=row < n, other=0.0)
+    high = tl.full([ROWS], float("-inf"), tl.float32)
+    mass = tl.zeros([ROWS], tl.float32)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    which = tl.full([ROWS], 2147483647, tl.int32)
+    out = sums + block.to(tl.int64) * total + base
+    if ONE_TILE:
+        score, cosine, column = _tile(
+            x,
+            upper,
+            lower,
+            inverse,
+            base,
+            row,
+            0,
+            n,
+            stride,
+            scale,
+            own,
+            COSINE,
+            DESCRIBED,
+            ROWS,
+            COLUMNS,
+            WIDTH,
+            STEP,
+            PRECISION,
+        )
+        target = (column < n) & ~source_at(column, n, ALTERNATING, FIRST)
+        best, which = best_of(cosine, target[None, :], column, best, which, 2147483647)
+        high = tl.max(score, 1)
+        weight = tl.exp(score - high[:, None])
+        weight = tl.where((row < n)[:, None], weight / tl.sum(weight, 1)[:, None], 0.0)
+        tl.store(out + column, tl.sum(weight, 0), mask=column < n)
+    else:
+        for begin in range(0, n, COLUMNS):
+            score, cosine, column = _tile(
+                x,
+                upper,
+                lower,
+                inverse,
+                base,
+                row,
+                begin,
+                n,
+                stride,
+                scale,
+                own,
+                COSINE,
+                DESCRIBED,
+                ROWS,
+                COLUMNS,
+                WIDTH,
+                STEP,
+                PRECISION,
+            )
+            target = (column < n) & ~source_at(column, n, ALTERNATING, FIRST)
+            best, which = best_of(cosine, target[None, :], column, best, which, 2147483647)
+            higher = tl.maximum(high, tl.max(score, 1))
+            mass = mass * tl.exp(high - higher) + tl.sum(tl.exp(score - higher[:, None]), 1)
+            high = higher
+        for begin in range(0, n, COLUMNS):
+            score, cosine, column = _tile(
+                x,
+                upper,
+                lower,
+                inverse,
+                base,
+                row,
+                begin,
+                n,
+                stride,
+                scale,
+                own,
+                COSINE,
+                DESCRIBED,
+                ROWS,
+                COLUMNS,
+                WIDTH,
+                STEP,
+                PRECISION,
+            )
+            weight = tl.exp(score - high[:, None]) / mass[:, None]
+            tl.store(out + column, tl.sum(tl.where((row < n)[:, None], weight, 0.0), 0), mask=column < n)
+    source = source_at(row, n, ALTERNATING, FIRST)
+    # Features that are not numbers have no best partner; everybody needs a valid one.
+    tl.store(value + base + row, best, mask=source)
+    tl.store(partner + base + row, tl.where(which < n, which, row), mask=source)
+
+
+def affinity(
+    x: Packed, inverse: PerRow, layout: Layout, split: Split, kind: Kind
+) -> tuple[Float[Tensor, "blocks total"], int, PerRow, RowSlots]:
+    """The column sums of the row-softmaxed affinity in parts, the rows of a part, and each source's best partner.
+
+    `inverse` is one over the length of each token.  An image's salience is the sum of its first `ceil(n / rows)` parts.
+    """
+    total, width = x.shape
+    rows, columns, warps, stages = _shape(layout.longest - layout.prefix, x.dtype)
+    parts = blocks(layout.longest - layout.prefix, rows)
+    sums = torch.empty((max(parts, 1), total), dtype=torch.float32, device=x.device)
+    value = torch.empty(total, dtype=torch.float32, device=x.device)
+    partner = torch.empty(total, dtype=torch.int32, device=x.device)
+    if parts and layout.images:
+        step = min(64, power(width))
+        described = describable(x)
+        upper, lower = (describe(x, [rows, step]), describe(x, [columns, step])) if described else (x, x)
+        _affinity[(parts, layout.images)](
+            x, upper, lower, inverse, sums, value, partner, layout.offsets, x.stride(0), layout.prefix,
+            width**-0.5 if kind == "scaled" else 1.0, total,
+            COSINE=kind == "cosine", DESCRIBED=described, ALTERNATING=split.alternating, FIRST=split.first,
+            ONE_TILE=layout.longest - layout.prefix <= columns, ROWS=rows, COLUMNS=columns, WIDTH=width,
+            STEP=step, PRECISION=precision(x), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+    return sums, rows, value, partner
+
+
+def _shape(longest: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages.  One tile holds a whole row of up to 256 tokens."""
+    if dtype == torch.float32:
+        return 32, 64, 4, 2
+    columns = min(power(longest), 256) if longest <= 256 else 128
+    return 64 if longest <= 64 else 128, max(columns, 64), 8, 3
+
+
+def affinity_reference(x: Packed, layout: Layout, split: Split, kind: Kind) -> tuple[PerRow, PerRow, RowSlots]:
+    """Column sums, best cosine and partner, image by image in plain torch."""
+    x = x.float()
+    sums, value = x.new_zeros(len(x)), x.new_zeros(len(x))
+    partner = torch.zeros(len(x), dtype=torch.int32)
+    bounds = layout.offsets.tolist()
+    for begin, end in pairwise(bounds):
+        tokens = x[begin + layout.prefix : end]
+        unit = torch.nn.functional.normalize(tokens, dim=-1)
+        product = unit @ unit.mT if kind == "cosine" else tokens @ tokens.mT
+        product = product / tokens.shape[1] ** 0.5 if kind == "scaled" else product
+        base = begin + layout.prefix
+        sums[base:end] = product.softmax(-1).sum(0)
+        sources, targets = split.sides(len(tokens), x.device)
+        if len(sources) and len(targets):
+            best, which = (unit[sources] @ unit[targets].mT).max(1)
+            value[base + sources] = best
+            partner[base + sources] = targets[which].int()
+    return sums, value, partner

@@ -1,0 +1,92 @@
+"""Attention over packed tokens: each image sees its own keys alone, a key of size s as often as s keys.
+
+The logarithm of a key's size is added to its scores.  It is fetched one tile ahead: waiting for it costs more than half
+of the whole kernel (0.61 ms instead of 0.22 on an H200, 256 images of 197 tokens, 12 heads of 64).
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from adamerge.runtime.kernels.launch import blocks, power, precision, processors
+from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
+
+LOG2E = 1.4426950408889634
+
+
+@triton.jit
+@no_type_check
+def _attend(
+    query, key, value, out, logs, offsets, scale, row_stride, head_stride, out_row_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    SIZED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    begin = tl.load(offsets + image)
+    n = tl.load(offsets + image + 1) - begin
+    if block * QUERIES >= n:
+        return
+    channel = tl.arange(0, DIMS)
+    row = block * QUERIES + tl.arange(0, QUERIES)
+    inside = channel < DIM
+    first = begin.to(tl.int64) * row_stride + head * head_stride
+    mine = (row < n)[:, None] & inside[None, :]
+    q = tl.load(query + first + row[:, None] * row_stride + channel[None, :], mask=mine, other=0.0)
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sum_ = tl.zeros([QUERIES, DIMS], tl.float32)
+    if SIZED:
+        bias = tl.load(logs + begin + tl.arange(0, KEYS), mask=tl.arange(0, KEYS) < n, other=0.0)
+    for start in range(0, n, KEYS):
+        column = start + tl.arange(0, KEYS)
+        there = column < n
+        at = first + column[:, None] * row_stride + channel[None, :]
+        loaded = there[:, None] & inside[None, :]
+        k = tl.load(key + at, mask=loaded, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if SIZED:
+            scores += bias[None, :]
+            bias = tl.load(logs + begin + column + KEYS, mask=column + KEYS < n, other=0.0)
+        scores = tl.where(there[None, :], scores, float("-inf"))
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(most - higher)
+        v = tl.load(value + at, mask=loaded, other=0.0)
+        sum_ = sum_ * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink + tl.sum(weights, 1)
+        most = higher
+    result = (sum_ / total[:, None]).to(out.dtype.element_ty)
+    goes = (begin + row[:, None]).to(tl.int64) * out_row_stride + head * DIM + channel[None, :]
+    tl.store(out + goes, result, mask=mine)
+
+
+def attend(
+    query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, logs: PerRow | None = None
+) -> PackedHeads:
+    """Attention of every image's queries to its own keys; `logs` are the base-2 logarithms of the keys' sizes."""
+    rows, heads, dim = query.shape
+    out = torch.empty((rows, heads, dim), dtype=query.dtype, device=query.device)
+    if rows == 0 or layout.images == 0:
+        return out
+    if not query.stride() == key.stride() == value.stride() or query.stride(2) != 1:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    queries, keys, warps = _shape(layout, heads, dim, query)
+    _attend[(blocks(layout.longest, queries), layout.images * heads)](
+        query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
+        HEADS=heads, DIM=dim, DIMS=power(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
+        PRECISION=precision(query), num_warps=warps, num_stages=3,
+    )  # fmt: skip
+    return out
+
+
+def _shape(layout: Layout, heads: int, dim: int, query: PackedHeads) -> tuple[int, int, int]:
+    """Queries and keys of a tile, and warps.  Few images are cut finer, so that all processors take part."""
+    if query.dtype == torch.float32:
+        return 32, 32, 4
+    few = blocks(layout.longest, 128) * layout.images * heads < 2 * processors(query.device)
+    return min(64 if few or dim > 64 else 128, power(layout.longest)), 32, 4
+
+
+attend_reference = attend_each

@@ -1,0 +1,215 @@
+"""From similarities to a plan, one program an image: salience, score, redundancy, count, selection, slots."""
+
+from dataclasses import dataclass
+from typing import Literal, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from adamerge.core.types import Counts, PerImage
+from adamerge.runtime.kernels.launch import power
+from adamerge.runtime.kernels.match import Split, source_at
+from adamerge.runtime.ragged import Layout, PerRow, RowSlots
+
+Score = Literal["similarity", "first", "last"]
+Weigh = Literal["salience", "size", "salience_size", "keep"]
+SCORES: dict[str, int] = {"similarity": 0, "first": 1, "last": 2}
+WEIGHTS: dict[str, int] = {"salience": 0, "size": 1, "salience_size": 2, "keep": 3}
+RULES: dict[str, int] = {"fixed": 0, "zscore": 1, "threshold": 2}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How many merge.  fixed: `r`.  zscore: `numbers` = mean, std, r_max, alpha / T.  threshold: `numbers` = it."""
+
+    kind: Literal["fixed", "zscore", "threshold"]
+    r: int = 0
+    numbers: Float[Tensor, "k"] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A decision for packed tokens.  Places are those of patches within their image.
+
+    `slot` is the place each patch goes to; `gone` the patches that merged away, in order; `origin` the patch that each
+    new place came from; `size`, `members` and `total` the size, number and weight of all patches in a new place.  All
+    are as long as the packed array, at the rows of the patches' own image.
+    """
+
+    slot: RowSlots
+    gone: RowSlots
+    origin: RowSlots
+    count: Counts
+    weight: PerRow
+    salience: PerRow
+    size: PerRow
+    members: PerRow
+    total: PerRow
+    redundancy: PerImage
+    history: Int[Tensor, "b patches"]
+
+
+@triton.jit
+@no_type_check
+def _decide(
+    sums, given, value, partner, size, numbers, offsets, old_history,
+    slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, history,
+    total, prefix, rows, r, patches,
+    SALIENCE: tl.constexpr, SCORE: tl.constexpr, WEIGHT: tl.constexpr, RULE: tl.constexpr,
+    ALTERNATING: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr, SOURCES_FIRST: tl.constexpr,
+    TOKENS: tl.constexpr, BITS: tl.constexpr, PATCHES: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    image = tl.program_id(0)
+    base = tl.load(offsets + image) + prefix
+    n = tl.load(offsets + image + 1) - base
+    place = tl.arange(0, TOKENS)
+    there = place < n
+    source = source_at(place, n, ALTERNATING, FIRST)
+
+    if SALIENCE == 0:
+        s = tl.where(there, 1.0, 0.0)
+    elif SALIENCE == 1:
+        s = tl.zeros([TOKENS], tl.float32)
+        part = sums + base + place
+        for _ in range(0, (n + rows - 1) // rows):
+            s += tl.load(part, mask=there, other=0.0)
+            part += total
+        low = tl.min(tl.where(there, s, float("inf")), 0)
+        high = tl.max(tl.where(there, s, float("-inf")), 0)
+        # Eight roundings are no difference.
+        flat = high - low <= 9.5367431640625e-07 * tl.abs(high)
+        s = tl.where(flat, 1.0, (s - low) / tl.where(flat, 1.0, high - low))
+        s = tl.where(there, s, 0.0)
+    else:
+        s = tl.load(given + base + place, mask=there, other=0.0)
+
+    score = tl.load(value + base + place, mask=source, other=0.0)
+    if SCORE == 1:
+        score = score * s
+    if SCORE == 2:
+        score = score * (1.0 - s)
+    score = tl.where(source, score, 0.0)
+    sources = tl.sum(source.to(tl.int32), 0)
+    room = sources
+    if HALF:
+        room = tl.minimum(sources, n - sources)
+    mean = tl.sum(score, 0) / tl.maximum(sources, 1)
+    if RULE == 0:
+        merges = r
+    elif RULE == 1:
+        z = (mean.to(tl.float64) - tl.load(numbers)) / tl.load(numbers + 1)
+        wanted = tl.floor(tl.load(numbers + 2) / (1.0 + tl.exp(-tl.load(numbers + 3) * z)))
+        finite = (mean == mean) & (tl.abs(mean) < float("inf"))
+        merges = tl.where(finite, tl.minimum(wanted, 1e6), 0.0).to(tl.int32)
+    else:
+        merges = tl.sum((source & (score.to(tl.float64) > tl.load(numbers))).to(tl.int32), 0)
+    merges = tl.minimum(merges, room)
+
+    # The strongest first, ties by place: value and place in one positive whole number, so that no two are equal.
+    clean = tl.where(score == score, score, float("-inf")) + 0.0
+    bits = clean.to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
+    key = tl.where(source, ordered * TOKENS + (TOKENS - 1 - place) + 1, 0)
+    # The greatest number that `merges` keys reach, found bit by bit, is the key of the last one to merge.  Nobody
+    # reaches all bits, where nothing is to merge.
+    last = tl.zeros([1], tl.int64)
+    bit = tl.full([1], TOKENS, tl.int64) * 4294967296
+    for _ in range(0, BITS):
+        reached = tl.sum((key >= last + bit).to(tl.int32), 0)
+        last = tl.where(reached >= merges, last + bit, last)
+        bit = bit >> 1
+    merged = source & (key >= last)
+
+    kept = there & (merged == 0)
+    position = tl.cumsum(kept.to(tl.int32), 0) - 1
+    if SOURCES_FIRST:
+        ahead = kept & source
+        behind = kept & (source == 0)
+        reordered = tl.where(
+            ahead,
+            tl.cumsum(ahead.to(tl.int32), 0) - 1,
+            tl.sum(ahead.to(tl.int32), 0) + tl.cumsum(behind.to(tl.int32), 0) - 1,
+        )
+        position = tl.where(merges > 0, reordered, position)
+    into = tl.load(partner + base + place, mask=merged, other=0)
+    goes = tl.where(merged, tl.gather(position, into, 0), position)
+
+    sized = tl.load(size + base + place, mask=there, other=0.0)
+    if WEIGHT == 0:
+        w = s
+    elif WEIGHT == 1:
+        w = sized
+    elif WEIGHT == 2:
+        w = s * sized
+    else:
+        w = kept.to(tl.float32)
+    tl.store(slot + base + place, goes, mask=there)
+    tl.store(origin + base + position, place, mask=kept)
+    tl.store(gone + base + tl.cumsum(merged.to(tl.int32), 0) - 1, place, mask=merged)
+    tl.store(weight + base + place, w, mask=there)
+    tl.store(salience + base + place, s, mask=there)
+    # What comes to each new place: those that stay bring themselves, those that are gone are added in order.
+    tl.store(new_size + base + position, sized, mask=kept)
+    tl.store(mass + base + position, w, mask=kept)
+    tl.debug_barrier()
+    sizes = tl.load(new_size + base + place, mask=place < n - merges, other=0.0)
+    weights = tl.load(mass + base + place, mask=place < n - merges, other=0.0)
+    number = tl.where(place < n - merges, 1.0, 0.0)
+    for start in range(0, merges, LIST):
+        entry = start + tl.arange(0, LIST)
+        token = tl.load(gone + base + entry, mask=entry < merges, other=0)
+        goal = tl.load(slot + base + token, mask=entry < merges, other=-1)
+        here = goal[None, :] == place[:, None]
+        sizes += tl.sum(tl.where(here, tl.load(size + base + token)[None, :], 0.0), 1)
+        weights += tl.sum(tl.where(here, tl.load(weight + base + token)[None, :], 0.0), 1)
+        number += tl.sum(here.to(tl.float32), 1)
+    tl.store(new_size + base + place, sizes, mask=place < n - merges)
+    tl.store(mass + base + place, weights, mask=place < n - merges)
+    tl.store(members + base + place, number, mask=place < n - merges)
+    tl.store(count + image, n - merges)
+    tl.store(redundancy + image, mean)
+    patch = tl.arange(0, PATCHES)
+    past = tl.load(old_history + image * patches + patch, mask=patch < patches, other=0)
+    tl.store(history + image * patches + patch, tl.gather(goes, past, 0), mask=patch < patches)
+
+
+def decide(
+    value: PerRow,
+    partner: RowSlots,
+    size: PerRow,
+    history: Int[Tensor, "b patches"],
+    layout: Layout,
+    split: Split,
+    rule: Rule,
+    *,
+    score: Score = "similarity",
+    weigh: Weigh = "size",
+    sources_first: bool = False,
+    sums: tuple[Float[Tensor, "blocks total"], int] | None = None,
+    given: PerRow | None = None,
+) -> Choice:
+    """Decide a merge.  Salience comes from the column `sums` of an affinity, is `given`, or is 1 for everybody."""
+    total, images, device = len(value), layout.images, value.device
+    slot, gone, origin = torch.empty((3, total), dtype=torch.int32, device=device).unbind()
+    numbers = torch.empty((5, total), dtype=torch.float32, device=device).unbind()
+    weight, salience, new_size, members, mass = numbers
+    count = torch.empty(images, dtype=torch.int32, device=device)
+    redundancy = torch.empty(images, dtype=torch.float32, device=device)
+    after = torch.empty_like(history)
+    if images:
+        parts, rows = (None, 1) if sums is None else sums
+        tokens = power(layout.longest - layout.prefix)
+        patches = history.shape[1]
+        _decide[(images,)](
+            parts, given, value, partner, size, rule.numbers, layout.offsets, history,
+            slot, gone, origin, count, *numbers, redundancy, after,
+            total, layout.prefix, rows, rule.r, patches,
+            SALIENCE=1 if sums is not None else 2 if given is not None else 0, SCORE=SCORES[score],
+            WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind], ALTERNATING=split.alternating, FIRST=split.first,
+            HALF=split.half, SOURCES_FIRST=sources_first, TOKENS=tokens, BITS=tokens.bit_length() + 32,
+            PATCHES=power(patches), LIST=16, num_warps=4 if tokens <= 512 else 8,
+        )  # fmt: skip
+    return Choice(slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, after)

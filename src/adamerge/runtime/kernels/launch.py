@@ -1,0 +1,58 @@
+"""What all kernels need to know about the numbers and the machine they are given."""
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:
+    # Older releases of Triton have none; pointers do then.
+    TensorDescriptor = None
+
+
+def precision(x: Tensor) -> str:
+    """How the tensor cores multiply: float32 exactly, as the reference does; half precision has only one way."""
+    return "ieee" if x.dtype == torch.float32 else "tf32"
+
+
+def power(n: int, least: int = 16) -> int:
+    """The power of two that holds `n`."""
+    return max(triton.next_power_of_2(n), least)
+
+
+def blocks(n: int, size: int) -> int:
+    """How many blocks of `size` hold `n`."""
+    return triton.cdiv(n, size)
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """How many programs the device runs side by side, at least."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+@cache
+def _copies_in_bulk(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def describable(*arrays: Tensor) -> bool:
+    """Whether the bulk copy engine can fetch tiles of these matrices: half precision, rows on 16-byte boundaries."""
+    return TensorDescriptor is not None and all(
+        x.dtype in (torch.bfloat16, torch.float16)
+        and x.stride(1) == 1
+        and x.stride(0) % 8 == 0
+        and x.data_ptr() % 16 == 0
+        and _copies_in_bulk(x.device)
+        for x in arrays
+    )
+
+
+def describe(x: Tensor, tile: list[int]) -> Any:
+    """The matrix as the bulk copy engine knows it; what a tile has beyond its edge reads as 0 and is not written."""
+    assert TensorDescriptor is not None
+    return TensorDescriptor(x, list(x.shape), list(x.stride()), tile)

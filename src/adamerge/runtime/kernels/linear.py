@@ -1,0 +1,158 @@
+"""A linear layer with its activation in the epilogue, on as many rows as the device says there are.
+
+Large products go through the bulk copy engine with one program a processor, each taking tile after tile; small ones and
+other machines take the kernel with pointers.
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from adamerge.runtime.kernels.launch import blocks, describable, describe, power, precision, processors
+from adamerge.runtime.ragged import Packed
+
+
+@triton.jit
+@no_type_check
+def gelu(x):
+    """Exact GELU, `x * (1 + erf(x / sqrt 2)) / 2`, to 4e-7: as exact as float32 is.
+
+    Half as many instructions as with the library's erf, which take as long as half of the product they follow.
+    """
+    # -log2(erfc(a / sqrt 2)) / a for 0 <= a <= 5.5: a minimax fit, weighted by what it does to the result.
+    a = tl.minimum(tl.abs(x), 5.5)
+    fit = 1.9014543113371474e-06 * a - 2.8049724278389476e-05
+    fit = fit * a + 0.0001314391556661576
+    fit = fit * a + 0.00027215832960791886
+    fit = fit * a - 0.007245530840009451
+    fit = fit * a + 0.05262769013643265
+    fit = fit * a + 0.4591621160507202
+    fit = fit * a + 1.1511110067367554
+    tail = 0.5 * tl.exp2(-a * fit)
+    return x * tl.where(x >= 0.0, 1.0 - tail, tail)
+
+
+@triton.jit
+@no_type_check
+def place(number, tall, wide, GROUP: tl.constexpr):
+    """The tile with a number: blocks of rows in groups that share their part of the weights, so that caches hold it."""
+    group = number // (GROUP * wide)
+    height = tl.minimum(tall - group * GROUP, GROUP)
+    return group * GROUP + (number % (GROUP * wide)) % height, (number % (GROUP * wide)) // height
+
+
+@triton.jit
+@no_type_check
+def _linear_described(
+    x, weight, bias, y, counted, rows,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
+    TYPE: tl.constexpr,
+):  # fmt: skip
+    if COUNTED:
+        rows = tl.minimum(rows, tl.load(counted))
+    tall, wide = tl.cdiv(rows, ROWS), tl.cdiv(OUTPUTS, COLUMNS)
+    HALF: tl.constexpr = COLUMNS // 2
+    for number in tl.range(tl.program_id(0), tall * wide, PROGRAMS, flatten=True):
+        down, across = place(number, tall, wide, GROUP)
+        sum_ = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for begin in range(0, INPUTS, STEP):
+            sum_ = tl.dot(x.load([down * ROWS, begin]), weight.load([across * COLUMNS, begin]).T, sum_)
+        # In two halves, so that the copy to memory of one runs beside the arithmetic of the other.
+        left, right = tl.split(tl.permute(tl.reshape(sum_, (ROWS, 2, HALF)), (0, 2, 1)))
+        column = across * COLUMNS + tl.arange(0, HALF)
+        if BIAS:
+            left += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            left = gelu(left)
+        y.store([down * ROWS, across * COLUMNS], left.to(TYPE))
+        if BIAS:
+            right += tl.load(bias + column + HALF, mask=column + HALF < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            right = gelu(right)
+        y.store([down * ROWS, across * COLUMNS + HALF], right.to(TYPE))
+
+
+@triton.jit
+@no_type_check
+def _linear(
+    x, weight, bias, y, counted, rows, stride_x, stride_weight,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    if COUNTED:
+        rows = tl.minimum(rows, tl.load(counted))
+    tall, wide = tl.cdiv(rows, ROWS), tl.cdiv(OUTPUTS, COLUMNS)
+    number = tl.program_id(0)
+    if number >= tall * wide:
+        return
+    down, across = place(number, tall, wide, GROUP)
+    row = down * ROWS + tl.arange(0, ROWS)
+    column = across * COLUMNS + tl.arange(0, COLUMNS)
+    at_row = x + (row % rows).to(tl.int64)[:, None] * stride_x
+    at_column = weight + (column % OUTPUTS).to(tl.int64)[:, None] * stride_weight
+    sum_ = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for begin in range(0, INPUTS, STEP):
+        channel = begin + tl.arange(0, STEP)
+        if INPUTS % STEP == 0:
+            a, b = tl.load(at_row + channel[None, :]), tl.load(at_column + channel[None, :])
+        else:
+            inside = (channel < INPUTS)[None, :]
+            a = tl.load(at_row + channel[None, :], mask=inside, other=0.0)
+            b = tl.load(at_column + channel[None, :], mask=inside, other=0.0)
+        sum_ = tl.dot(a, tl.trans(b), sum_, input_precision=PRECISION)
+    if BIAS:
+        sum_ += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+    if GELU:
+        sum_ = gelu(sum_)
+    goes = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
+    tl.store(y + goes, sum_.to(y.dtype.element_ty), mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
+
+
+def linear(
+    x: Packed,
+    weight: Float[Tensor, "out d"],
+    bias: Float[Tensor, "out"] | None,
+    *,
+    gelu: bool = False,
+    rows: Int[Tensor, "one"] | None = None,
+) -> Float[Tensor, "total out"]:
+    """`x @ weight.T + bias`, with exact GELU if asked for.  Rows from `rows[0]` on are neither read nor written."""
+    total, inputs = x.shape
+    outputs = len(weight)
+    y = torch.empty((total, outputs), dtype=x.dtype, device=x.device)
+    if total == 0:
+        return y
+    if worthwhile(x, weight):
+        programs = processors(x.device)
+        _linear_described[(programs,)](
+            describe(x, [128, 64]), describe(weight, [256, 64]), bias, describe(y, [128, 128]), rows, total,
+            INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=128,
+            COLUMNS=256, STEP=64, GROUP=8, PROGRAMS=programs,
+            TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=8, num_stages=3,
+        )  # fmt: skip
+        return y
+    tall, wide, step, stages = (32, 64, 32, 2) if x.dtype == torch.float32 else (64, 64, 64, 4)
+    _linear[(blocks(total, tall) * blocks(outputs, wide),)](
+        x, weight, bias, y, rows, total, x.stride(0), weight.stride(0), INPUTS=inputs, OUTPUTS=outputs,
+        BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=tall, COLUMNS=wide,
+        STEP=min(step, power(inputs)), GROUP=8, PRECISION=precision(x), num_warps=4, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+def worthwhile(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
+    """Whether there are tiles for all processors, and a copy engine to bring them."""
+    return describable(x, weight) and blocks(len(x), 128) * blocks(len(weight), 256) >= processors(x.device)
+
+
+def linear_reference(
+    x: Packed, weight: Float[Tensor, "out d"], bias: Float[Tensor, "out"] | None, *, gelu: bool = False
+) -> Float[Tensor, "total out"]:
+    """The same in plain torch."""
+    y = torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.gelu(y) if gelu else y

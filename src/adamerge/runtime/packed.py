@@ -1,0 +1,170 @@
+"""The ragged road: the tokens of a batch in one array without padding, so that every layer works on those that exist.
+
+All is plain torch here, and decisions are the reference's, made on a padded copy; `fused` does the same with kernels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.plan import Plan, first, keep_all, tally
+from adamerge.core.recipe import Decision, Recipe
+from adamerge.core.types import AllTokens
+from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, attend_each, even, pad, uneven, unfold
+from adamerge.runtime.stages import stage
+from adamerge.runtime.trace import LayerTrace
+from adamerge.runtime.view import View
+
+
+@dataclass(frozen=True)
+class State:
+    """The tokens of a batch between two layers.
+
+    `history` says for every original patch which patch of its image it is part of now.  `logs` are the base-2
+    logarithms of the sizes, `normed` is what the coming block's first norm makes of `x`, and `inverse` one over the
+    length of each token, where that is known already.
+    `steps` tells, when asked, what the layers did so far.
+    """
+
+    x: Packed
+    layout: Layout
+    size: PerRow
+    history: Int[Tensor, "b patches"]
+    class_token: bool = False
+    merged: bool = False
+    logs: PerRow | None = None
+    normed: Packed | None = None
+    inverse: PerRow | None = None
+    steps: tuple[Callable[[], LayerTrace], ...] = ()
+
+    @property
+    def layer(self) -> int:
+        """The layer that comes next."""
+        return len(self.steps)
+
+
+def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
+    """A batch as it enters the first block."""
+    b, n, d = x.shape
+    size = torch.ones(b * n, device=x.device)
+    history = torch.arange(n - prefix, device=x.device, dtype=torch.int32).repeat(b, 1)
+    return State(x.reshape(b * n, d), even(b, n, prefix, x.device), size, history, class_token)
+
+
+def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
+    """One block, with the recipe's merge before it or between its attention and its MLP."""
+    if recipe.site == "before_block":
+        state = merge(state, recipe, depth)
+    with stage("qkv"):
+        query, key, value = view.qkv(state.x)
+    with stage("attention"):
+        size = state.size if recipe.proportional_attention and state.merged else None
+        attended = attend_each(query, key, value, state.layout, view.scale, size)
+    with stage("project"):
+        state = replace(state, x=state.x + view.project(attended))
+    if recipe.site == "after_attention":
+        state = merge(state, recipe, depth, (query, key, value, view.scale))
+    with stage("mlp"):
+        return replace(state, x=state.x + view.mlp(state.x))
+
+
+def finish(state: State) -> AllTokens:
+    """The tokens in the host's own shape: every patch gets a copy of the token it became part of."""
+    images, patches = state.history.shape
+    if not state.merged:
+        return state.x.view(images, state.layout.prefix + patches, -1)
+    with stage("finish"):
+        return unfold(state.x, state.history, state.layout)
+
+
+def merge(
+    state: State,
+    recipe: Recipe,
+    depth: int,
+    heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None = None,
+) -> State:
+    """Decide one merge as the reference does, on a padded copy, and carry it out."""
+    layout = state.layout
+    with stage("decide"):
+        evidence = look(state, recipe, depth, heads)
+        with torch.autocast(state.x.device.type, enabled=False):
+            decision = recipe.decide(evidence)
+    plan = decision.plan
+    if plan.is_identity:
+        return replace(state, steps=(*state.steps, partial(_told, decision, evidence.size)))
+    with stage("merge"):
+        patches = recipe.combine(evidence.raw, decision, evidence)
+        size = tally(evidence.size, plan)
+        head = _heads_of_images(state.x, layout)
+        after = even(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
+        if plan.ragged:
+            after = uneven(plan.count.tolist(), layout.prefix, state.x.device)
+        keep = torch.arange(layout.prefix + plan.width, device=state.x.device) < (plan.count + layout.prefix)[:, None]
+        x = torch.cat([head, patches], 1)
+        sizes = torch.nn.functional.pad(size, (layout.prefix, 0), value=1.0).to(state.size.dtype)
+        history = plan.slot.gather(1, state.history.long()).int()
+    return replace(
+        state,
+        x=x[keep] if plan.ragged else x.flatten(0, 1),
+        size=sizes[keep] if plan.ragged else sizes.flatten(),
+        layout=after,
+        history=history,
+        merged=True,
+        logs=None,
+        normed=None,
+        inverse=None,
+        steps=(*state.steps, partial(_told, decision, size)),
+    )
+
+
+def look(
+    state: State, recipe: Recipe, depth: int, heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None
+) -> Evidence:
+    """What a recipe may see of the tokens that are about to be merged, padded to the longest image."""
+    layout = state.layout
+    count = None if layout.uniform else layout.patches.long()
+    size = pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32))
+    past = Plan(state.history.long(), layout.patches.long(), layout.most)
+    images, patches = state.history.shape
+    place = first(keep_all(images, patches, state.x.device).slot, past)
+    whole = replace(layout, prefix=0)
+    padded = None
+    if heads is not None:
+        query, key, value = (pad(side, whole, layout.longest) for side in heads[:3])
+        padded = Heads(query, key, value, heads[3], _bias(state, recipe, whole))
+    return Evidence(
+        raw=pad(state.x, layout, layout.most),
+        size=size,
+        layer=state.layer,
+        depth=depth,
+        prefix=layout.prefix,
+        class_token=state.class_token,
+        count=count,
+        heads=padded,
+        place=place,
+        patches=patches,
+    )
+
+
+def _bias(state: State, recipe: Recipe, whole: Layout) -> Tensor | None:
+    """What the attention that these heads come from added to its scores."""
+    proportional = recipe.proportional_attention and state.merged
+    if whole.uniform and not proportional:
+        return None
+    value = state.size.log() if proportional else torch.zeros_like(state.size)
+    return pad(value, whole, whole.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
+
+
+def _heads_of_images(x: Packed, layout: Layout) -> Tensor:
+    """The prefix tokens of every image."""
+    row = layout.offsets[:-1, None] + torch.arange(layout.prefix, device=x.device)
+    return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
+
+
+def _told(decision: Decision, size: Tensor) -> LayerTrace:
+    return LayerTrace(decision.plan, decision.salience, size, decision.links.redundancy)

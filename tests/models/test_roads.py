@@ -1,0 +1,56 @@
+"""Which runtime a batch takes, and what users hear of it."""
+
+import warnings
+
+import pytest
+import torch
+from families import RECIPES, build, pictures
+
+import adamerge
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.methods import tome
+from adamerge.models.surgery import applied
+
+
+def test_an_unknown_runtime_is_refused_and_nothing_changes(unchecked):
+    model = build("vit")
+    blocks = model.blocks
+    with pytest.raises(BadOption, match="runtime must be one of auto, reference, packed; got 'fast'"):
+        adamerge.apply(model, tome(2), "fast")  # pyright: ignore[reportArgumentType]
+    assert model.blocks is blocks
+
+
+def test_gradients_take_the_reference_and_say_so_once():
+    model, images = adamerge.apply(build("vit"), tome(2), "packed"), pictures(2)
+    with pytest.warns(UserWarning, match=r"runtime='packed' was asked for, but gradients are enabled"):
+        model(images)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(images).sum().backward()
+    assert next(model.parameters()).grad is not None
+
+
+@pytest.mark.parametrize("why", ["training", "autocast", "merges nothing"])
+def test_what_only_the_reference_can_do_it_does(why):
+    model = adamerge.apply(build("vit"), tome(0 if why == "merges nothing" else 2), "packed")
+    model.train(why == "training")
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=why == "autocast"),
+        pytest.warns(UserWarning, match=f"{why}.*; the reference runs instead"),
+    ):
+        model(pictures(2))
+
+
+def test_automatically_a_cpu_takes_the_reference_in_silence():
+    model, images = build("vit"), pictures(3)
+    recipe = RECIPES["adaptive"](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, recipe, "reference")(images)
+        assert torch.equal(adamerge.apply(model, recipe)(images), expected)
+    assert applied(model).switch.runtime == "auto"
+
+
+def test_a_graph_needs_a_cuda_device():
+    with pytest.raises(BadImages, match="CUDA graphs need images on a CUDA device; these are on cpu"):
+        adamerge.capture(build("vit"), pictures(1))

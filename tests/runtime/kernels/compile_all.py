@@ -1,0 +1,93 @@
+"""Compile the kernels at ViT-B's sizes for compute capability 9.0 and print which files they come from."""
+
+from typing import Any
+
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+from adamerge.runtime.kernels import (
+    affinity,
+    attention,
+    decide,
+    directions,
+    linear,
+    match,
+    merge,
+    residual,
+    unfold,
+)
+
+HALF, FLOAT, INT, DOUBLE = "*bf16", "*fp32", "*i32", "*fp64"
+
+
+def build(kernel: Any, types: dict[str, str], warps: int = 4, stages: int = 3, **constants: Any) -> None:
+    """Compile with these argument types; arguments without one are whole numbers, capital ones are constants."""
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    values = {(names.index(n),): value for n, value in constants.items()}
+    options = {"num_warps": warps, "num_stages": stages}
+    compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32), options=options)
+    print(kernel.fn.__module__.rpartition(".")[2])
+
+
+def typed(**names: str) -> dict[str, str]:
+    """`HALF="x y"` means that x and y are of that type."""
+    return {name: globals()[kind] for kind, text in names.items() for name in text.split()}
+
+
+def tile(rows: int, columns: int) -> str:
+    return f"tensordesc<bf16[{rows},{columns}]>"
+
+
+SPLIT = dict(ALTERNATING=True, FIRST=1)
+ROW = dict(WIDTH=768, CHANNELS=1024, ROWS=4)
+NORMED = dict(BRANCH=True, GAMMA=True, NORM=True, WEIGHT=True, BIAS=True)
+
+build(
+    linear._linear_described, {"x": tile(128, 64), "weight": tile(256, 64), "y": tile(128, 128), "bias": HALF,
+    "counted": INT}, warps=8, INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True, COUNTED=True, ROWS=128, COLUMNS=256,
+    STEP=64, GROUP=8, PROGRAMS=132, TYPE=tl.bfloat16,
+)  # fmt: skip
+build(
+    linear._linear, typed(HALF="x weight y bias", INT="counted"), INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
+    COUNTED=False, ROWS=64, COLUMNS=64, STEP=64, GROUP=8, PRECISION="tf32",
+)  # fmt: skip
+build(
+    attention._attend, typed(HALF="query key value out", FLOAT="logs", INT="offsets") | {"scale": "fp32"},
+    HEADS=12, DIM=64, DIMS=64, QUERIES=128, KEYS=32, SIZED=True, PRECISION="tf32",
+)  # fmt: skip
+for one in (True, False):
+    columns = 256 if one else 128
+    build(
+        affinity._affinity, typed(HALF="x", FLOAT="inverse sums value", INT="partner offsets")
+        | {"upper": tile(128, 64), "lower": tile(columns, 64), "scale": "fp32"}, warps=8, COSINE=not one,
+        DESCRIBED=True, ONE_TILE=one, ROWS=128, COLUMNS=columns, WIDTH=768, STEP=64, PRECISION="tf32", **SPLIT,
+    )  # fmt: skip
+build(directions._directions, typed(HALF="key", FLOAT="out"), HEADS=12, DIM=64, DIMS=64, ROWS=16)
+build(
+    match._match, typed(FLOAT="features value", INT="partner offsets"), WIDTH=64, STEP=64, ROWS=64, COLUMNS=64,
+    PRECISION="tf32x3", **SPLIT,
+)  # fmt: skip
+build(
+    decide._decide,
+    typed(
+        FLOAT="sums given value size weight salience new_size members mass redundancy", DOUBLE="numbers",
+        INT="partner offsets old_history slot gone origin count history",
+    ),
+    SALIENCE=1, SCORE=1, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256, BITS=41, PATCHES=256, LIST=16,
+    **SPLIT,
+)  # fmt: skip
+build(
+    merge._merge,
+    typed(
+        HALF="x branch gamma y normed norm_weight norm_bias", INT="slot gone origin count offsets new_offsets",
+        FLOAT="weight sizes members totals size new_size new_logs",
+    )
+    | {"eps": "fp32"}, IMAGES=256, **ROW, **NORMED,
+)  # fmt: skip
+build(
+    residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse") | {"eps": "fp32"},
+    INVERSE=True, SHORTEST_=1e-12, **ROW, **NORMED,
+)  # fmt: skip
+build(unfold._unfold, typed(HALF="x out", INT="history offsets"), **ROW)

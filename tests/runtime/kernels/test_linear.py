@@ -1,0 +1,45 @@
+"""The linear kernels multiply as torch does, with exact GELU, and stop where the device says."""
+
+import pytest
+import torch
+from awkward import DEVICE, noise
+
+from adamerge.runtime.kernels.linear import linear, linear_reference, worthwhile
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("rows, inputs, outputs", [(1, 96, 33), (17, 200, 130), (70, 96, 64)])
+def test_pointers(rows, inputs, outputs, gelu):
+    x, weight, bias = noise(rows, inputs), noise(outputs, inputs, seed=1) * inputs**-0.5, noise(outputs, seed=2)
+    found = linear(x, weight, bias, gelu=gelu)
+    torch.testing.assert_close(found, linear_reference(x, weight, bias, gelu=gelu), rtol=1e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_bulk_copies(gelu):
+    """Interpreted, there are two processors, so that two tiles are enough; sizes are off the tile in all directions."""
+    rows, inputs, outputs = (140, 96, 264) if DEVICE.type == "cpu" else (4000, 96, 2056)
+    x, weight = noise(rows, inputs, dtype=torch.float16), noise(outputs, inputs, seed=1, dtype=torch.float16) / 8
+    bias = noise(outputs, seed=2, dtype=torch.float16)
+    assert worthwhile(x, weight)
+    found = linear(x, weight, bias, gelu=gelu).float()
+    expected = linear_reference(x.double(), weight.double(), bias.double(), gelu=gelu).float()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_behind_the_last_are_left_alone(dtype):
+    x, weight = noise(300, 96, dtype=dtype), noise(600, 96, seed=1, dtype=dtype) / 8
+    expected = linear_reference(x.double(), weight.double(), None).float()
+    spoiled = x.clone()
+    spoiled[200:] = float("nan")
+    found = linear(spoiled, weight, None, rows=torch.tensor([200], dtype=torch.int32, device=DEVICE))
+    torch.testing.assert_close(found[:200].float(), expected[:200], rtol=2e-3, atol=2e-3)
+
+
+def test_gelu_is_exact_to_float32():
+    x = torch.linspace(-12, 12, 4001, device=DEVICE)[:, None].expand(-1, 16).contiguous()
+    weight = torch.zeros(1, 16, device=DEVICE)
+    weight[0, 0] = 1
+    found = linear(x, weight, None, gelu=True)
+    assert (found - torch.nn.functional.gelu(x[:, :1].double())).abs().max() < 1e-6

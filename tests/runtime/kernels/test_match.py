@@ -1,0 +1,38 @@
+"""Every source finds the partner that torch finds."""
+
+import pytest
+import torch
+from awkward import LENGTHS, layout, noise, sources
+
+from adamerge.runtime.kernels.directions import directions, directions_reference
+from adamerge.runtime.kernels.match import Split, match, match_reference
+
+SPLITS = [Split(False), Split(True, 0), Split(True, 1, half=True)]
+
+
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("name", LENGTHS)
+def test_best_partner(name, split):
+    where = layout(name)
+    features = directions(noise(where.total, 3, 32))
+    value, partner = match(features, where, split)
+    expected, expected_partner = match_reference(features.cpu(), where, split)
+    mask = sources(where, split)
+    torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-6)
+    assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])
+
+
+def test_ties_go_to_the_lower_place():
+    where = layout("edges")
+    features = torch.ones_like(directions(noise(where.total, 1, 32))) / 32**0.5
+    for split in SPLITS:
+        _, partner = match(features, where, split)
+        _, expected = match_reference(features.cpu(), where, split)
+        mask = sources(where, split)
+        assert torch.equal(partner[mask].cpu(), expected[mask.cpu()])
+
+
+@pytest.mark.parametrize("heads, dim", [(1, 32), (3, 64), (2, 80)])
+def test_directions(heads, dim):
+    key = noise(21, heads, dim)
+    torch.testing.assert_close(directions(key), directions_reference(key), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,100 @@
+"""The road with kernels does what the reference does, on whole models."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from models.families import RECIPES, build, pictures
+from torch import nn
+
+import adamerge
+from adamerge.core.recipe import Recipe
+from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
+from adamerge.models import roads
+from adamerge.runtime import fused
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def calibrated(model: nn.Module, recipe: Recipe) -> Recipe:
+    return recipe.with_stats(adamerge.calibrate(model, pictures(4), recipe, progress=False))
+
+
+MORE: dict[str, Callable[..., Recipe]] = {
+    "threshold": lambda model, images: calibrated(model, dymu(2.5)),
+    "delayed": lambda model, images: dsm(2.5, 1),
+    "energy": lambda model, images: pitome(r=2),
+    "pruning": lambda model, images: tofu(2),
+    "keep": lambda model, images: evit(0.6),
+    "random": lambda model, images: random(2),
+}
+
+
+def with_kernels(model: nn.Module) -> None:
+    """Take the kernels' road even where there is no device for it: the interpreter stands in."""
+    switch = adamerge.models.surgery.applied(model).switch
+    switch.choose = lambda x, training: roads.Fused(switch._kernels(), x)
+
+
+@pytest.mark.parametrize("recipe", RECIPES | MORE)
+@pytest.mark.parametrize("family", ["vit", "deit3"])
+def test_same_plans_same_outputs(family, recipe):
+    model, images = build(family).to(DEVICE), pictures(3).to(DEVICE)
+    chosen = (RECIPES | MORE)[recipe](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        found = model(images)
+    after = adamerge.trace(model)
+    assert expected.std() > 0.1
+    assert torch.equal(before.r, after.r) and before.merged.sum() > 0
+    assert torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+
+
+@pytest.mark.parametrize("family", ["qk_norm", "dinov2", "average_pool", "dinov2_registers", "deit_distilled"])
+def test_blocks_that_are_not_plain_run_their_own_layers(family):
+    model, images = build(family).to(DEVICE), pictures(2).to(DEVICE)
+    chosen = RECIPES["tome"](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hook_on_a_layer_is_called():
+    model, images = build("vit").to(DEVICE), pictures(1).to(DEVICE)
+    seen = []
+    model.blocks[1].mlp.fc1.register_forward_hook(lambda *_: seen.append(1))
+    adamerge.apply(model, RECIPES["tome"](model, images), "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        model(images)
+    assert seen == [1]
+
+
+def test_intermediate_layers_have_the_hosts_shape():
+    model, images = build("vit").to(DEVICE), pictures(2).to(DEVICE)
+    chosen = RECIPES["tome"](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference").get_intermediate_layers(images, 2)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        for found, reference in zip(model.get_intermediate_layers(images, 2), expected, strict=True):
+            torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-4)
+
+
+def test_counts_under_capture_stay_on_the_device(monkeypatch):
+    """Without asking for counts, arrays keep their length and the result is the same."""
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    chosen = RECIPES["adaptive"](model, images)
+    adamerge.apply(model, chosen, "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        expected = model(images)
+        monkeypatch.setattr(fused, "capturing", lambda x: True)
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
