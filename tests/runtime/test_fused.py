@@ -1,6 +1,7 @@
 """The road with kernels does what the reference does, on whole models."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import adamerge
 from adamerge.core.recipe import Recipe
 from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
 from adamerge.models import roads
+from adamerge.models.surgery import applied
 from adamerge.runtime import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,7 +34,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
 
 def with_kernels(model: nn.Module) -> None:
     """Take the kernels' road even where there is no device for it: the interpreter stands in."""
-    switch = adamerge.models.surgery.applied(model).switch
+    switch = applied(model).switch
     switch.choose = lambda x, training: roads.Fused(switch._kernels(), x)
 
 
@@ -69,7 +71,8 @@ def test_blocks_that_are_not_plain_run_their_own_layers(family):
 def test_a_hook_on_a_layer_is_called():
     model, images = build("vit").to(DEVICE), pictures(1).to(DEVICE)
     seen = []
-    model.blocks[1].mlp.fc1.register_forward_hook(lambda *_: seen.append(1))
+    block: Any = model.blocks[1]
+    block.mlp.fc1.register_forward_hook(lambda *_: seen.append(1))
     adamerge.apply(model, RECIPES["tome"](model, images), "packed")
     with_kernels(model)
     with torch.inference_mode():
@@ -81,7 +84,8 @@ def test_intermediate_layers_have_the_hosts_shape():
     model, images = build("vit").to(DEVICE), pictures(2).to(DEVICE)
     chosen = RECIPES["tome"](model, images)
     with torch.inference_mode():
-        expected = adamerge.apply(model, chosen, "reference").get_intermediate_layers(images, 2)
+        adamerge.apply(model, chosen, "reference")
+        expected = model.get_intermediate_layers(images, 2)
         adamerge.apply(model, chosen, "packed")
         with_kernels(model)
         for found, reference in zip(model.get_intermediate_layers(images, 2), expected, strict=True):

@@ -7,6 +7,7 @@ import torch
 from awkward import DEVICE, layout, noise
 from torch import Tensor
 
+from adamerge.core.budget import Fixed
 from adamerge.core.evidence import Evidence
 from adamerge.core.plan import fold, tally
 from adamerge.core.recipe import Recipe
@@ -58,7 +59,8 @@ def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Cho
         sums = parts, rows
     numbers = fusion.numbers(DEVICE)
     kind = "fixed" if numbers is None else "threshold" if numbers.shape[1] == 1 else "zscore"
-    rule = Rule(kind, 0 if numbers is not None else fusion.budget.at(0), None if numbers is None else numbers[0])
+    merges = fusion.budget.at(0) if isinstance(fusion.budget, Fixed) else 0
+    rule = Rule(kind, merges, None if numbers is None else numbers[0])
     history = torch.arange(where.most, device=DEVICE).minimum(where.patches[:, None] - 1).clamp_min(0).int()
     choice = decide(
         value, partner, size, history, where, split, rule, score=fusion.score, weigh=fusion.weigh,
@@ -91,10 +93,11 @@ def test_plans_and_averages(recipe, name):
     plan = decision.plan
     assert torch.equal(choice.count.long(), plan.count)
     slots = pad(choice.slot.long(), where, where.most, -1)
-    assert torch.equal(slots, torch.where(evidence.valid, plan.slot, -1))
+    valid = evidence.valid
+    assert valid is not None and torch.equal(slots, torch.where(valid, plan.slot, -1))
     torch.testing.assert_close(choice.redundancy, decision.links.redundancy, rtol=1e-4, atol=1e-6)
-    salience = pad(choice.salience, where, where.most)[evidence.valid]
-    torch.testing.assert_close(salience, decision.salience[evidence.valid], rtol=1e-3, atol=1e-4)
+    salience = pad(choice.salience, where, where.most)[valid]
+    torch.testing.assert_close(salience, decision.salience[valid], rtol=1e-3, atol=1e-4)
     assert torch.equal(choice.history.long(), plan.slot.gather(1, history.long()))
 
     branch, norm = noise(where.total, 96, seed=2), Norm(noise(96, seed=3), None, 1e-6)
