@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.images import Images, batches, number_of_batches
 from adamerge.methods.adamerge import adamerge
-from adamerge.models.host import Host, find_host
+from adamerge.models.host import Host, eyes, find_host
 from adamerge.models.surgery import apply, borrowed, trace
 from adamerge.runtime import padded
 
@@ -89,7 +89,7 @@ def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, pr
         apply(model, current)
         seen: list[Tensor] = []
         for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
-            model(_on(model, batch))
+            eyes(model)(_on(model, batch))
             seen.append(trace(model).redundancy.double().cpu())
         stats = _summary(_all(seen))
         current = recipe.with_stats(stats)
@@ -101,7 +101,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     host.put(host.container)
     states: list[padded.State] = []
     for batch in _shown(images, "calibrating, embedding", progress):
-        states.append(padded.start(_embed(host, model, _on(model, batch)), host.prefix, host.class_token))
+        states.append(_embed(host, model, _on(model, batch)))
     if not states:
         raise BadImages("there are no images to calibrate on; pass at least one batch")
     budget = recipe.budget
@@ -121,18 +121,19 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     return stats
 
 
-def _embed(host: Host, model: nn.Module, batch: Tensor) -> Tensor:
+def _embed(host: Host, model: nn.Module, batch: Tensor) -> padded.State:
     """The tokens that enter the first block, whatever the host does to make them."""
-    caught: list[Tensor] = []
+    caught: list[padded.State] = []
 
-    def catch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        caught.append(args[0])
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        start = padded.start(args[0], host.prefix, host.class_token)
+        caught.append(replace(start, tables=host.calls.read(args[1:], kwargs)))
         raise _Caught
 
     first = next(iter(host.container.children()))
-    handle = first.register_forward_pre_hook(catch)
+    handle = first.register_forward_pre_hook(catch, with_kwargs=True)
     try:
-        model(batch)
+        eyes(model)(batch)
     except _Caught:
         pass
     finally:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from families import DEPTH, FAMILIES, FLIPPED, RECIPES, build, measured, pictures, randomised
 from timm.layers.attention import Attention
-from timm.models.eva import Eva
+from timm.models.beit import Beit
 from timm.models.resnet import BasicBlock, ResNet
-from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 import adamerge
@@ -493,8 +493,8 @@ def untouched(model: nn.Module, message: str) -> None:
 def test_models_of_no_known_library_are_refused_with_the_list_of_what_is_supported():
     untouched(
         nn.Sequential(nn.Conv2d(3, 4, 3)),
-        r"torch.nn.modules.container.Sequential is not supported; supported are timm's VisionTransformer models "
-        r"\(ViT, DeiT, DeiT distilled, DeiT-III, DINOv2\)",
+        r"torch.nn.modules.container.Sequential is not supported; supported are vision transformers of timm, "
+        r"transformers, torchvision, open_clip; the README lists them",
     )
     untouched(Wrapper(build("vit")), "Wrapper is not supported; .* pass the inner model, such as model.module")
 
@@ -504,16 +504,18 @@ def test_timms_other_models_are_refused_by_name():
         ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 4, 4), stem_width=4),  # pyright: ignore[reportArgumentType]
         r"timm's ResNet is not supported; .* The nearest is vit_base_patch16_224\.",
     )
-    rotary = Eva(img_size=64, patch_size=16, embed_dim=48, depth=2, num_heads=4, use_rot_pos_emb=True)
-    untouched(rotary, "timm's Eva is not supported; supported are VisionTransformer models")
+    relative = Beit(img_size=64, patch_size=16, embed_dim=48, depth=2, num_heads=4, use_rel_pos_bias=True)
+    untouched(
+        relative, "timm's Beit is not supported: it adds a learned bias for every pair of positions, and a merged"
+    )
 
 
-@pytest.mark.parametrize("block", [ParallelScalingBlock, ResPostBlock])
+@pytest.mark.parametrize("block", [ParallelScalingBlock, DiffParallelScalingBlock])
 def test_blocks_of_another_kind_are_refused_by_name(block):
     untouched(
         build("vit", block_fn=block),
-        f"block 0 of this model is a {block.__name__}; supported are timm's Block with Attention. "
-        "Models with parallel, post-norm, differential or rotary blocks are not supported yet",
+        f"block 0 of this model is a {block.__name__}; supported are timm's Block, .* Attention, .*. Blocks whose MLP "
+        "runs beside their attention, or whose attention is differential, are not supported",
     )
 
 

@@ -1,13 +1,16 @@
 """The one module that replaces a host's block container, and the only block loop of the library."""
 
 from collections.abc import Iterator, Sequence
-from typing import overload
+from dataclasses import replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
+from adamerge.models.calls import Calls
+from adamerge.models.standin import settle, stand_in
 from adamerge.runtime import padded
 from adamerge.runtime.trace import Trace, join
 from adamerge.runtime.view import View
@@ -26,10 +29,12 @@ class Stack(nn.Module):
         prefix: int,
         class_token: bool,
         training: bool,
+        calls: Calls | None = None,
     ):
         super().__init__()
+        self.calls = calls or Calls()
         for name, block in container.named_children():
-            self.add_module(name, block)
+            self.add_module(name, stand_in(block) if self.calls.watched else block)
         # Tuples keep nn.Module from registering them: the owner would otherwise contain itself.
         self._owner = (owner,)
         self._container = (container,)
@@ -42,8 +47,12 @@ class Stack(nn.Module):
 
     @property
     def container(self) -> nn.Module:
-        """What the host had in this place."""
-        return self._container[0]
+        """What the host had in this place, in the state that the stack is in now."""
+        container = self._container[0]
+        container.training = self.training
+        for mine, own in zip(self.children(), container.children(), strict=True):
+            settle(mine, own)
+        return container
 
     def forward(self, x: Tensor) -> Tensor:
         run = Run(self)
@@ -72,11 +81,7 @@ class Stack(nn.Module):
                 f"blocks of a merged model run in order from the first; [{which.start}:{which.stop}:{which.step}] "
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
-        if getattr(self._owner[0], "grad_checkpointing", False):
-            raise BadOption(
-                "gradient checkpointing would run a merged block twice on different tokens; "
-                "call model.set_grad_checkpointing(False) before running the merged model"
-            )
+        self.calls.check(self._owner[0], list(self.children()))
         run = Run(self)
         return [Step(run, layer) for layer in layers]
 
@@ -101,12 +106,14 @@ class Run:
         pieces = x.split(1) if one_by_one else (x,)
         self.states = [padded.start(piece, self.stack.prefix, self.stack.class_token) for piece in pieces]
 
-    def advance(self, layer: int) -> None:
-        """Run one block."""
+    def advance(self, layer: int, tables: padded.Tables = ()) -> None:
+        """Run one block, with the rotary tables that the host hands it."""
         stack = self.stack
         if not self.states or self.states[0].layer != layer:
             raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
         view, depth = stack.views[layer], len(stack)
+        if tables:
+            self.states = [replace(state, tables=tables) for state in self.states]
         self.states = [padded.step(state, view, stack.recipe, depth) for state in self.states]
 
     def end(self) -> Tensor:
@@ -125,10 +132,19 @@ class Step:
     def __init__(self, run: Run, layer: int):
         self.run, self.layer = run, layer
 
-    def __call__(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if attn_mask is not None or is_causal:
-            raise BadOption("attention masks and merging do not go together; call adamerge.remove(model) first")
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        stack = self.run.stack
+        if stack.calls.watched:
+            # Through the module, so that hooks on the block see it run.
+            return stack[self.layer](x, *args, adamerge_step=self, **kwargs)
+        return self.take(x, args, kwargs)
+
+    def take(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block on the tokens that the run holds; what the host passes is only looked at by the first."""
+        calls = self.run.stack.calls
+        tables = calls.read(args, kwargs)
         if self.layer == 0:
-            self.run.begin(x)
-        self.run.advance(self.layer)
-        return self.run.end()
+            self.run.begin(x.contiguous() if calls.contiguous else x)
+        self.run.advance(self.layer, tables)
+        out = self.run.end()
+        return (out,) if calls.tuples else out
