@@ -5,8 +5,23 @@ from adamerge.calibrate import calibrate
 from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
+from adamerge.models.dense import unmerge
 from adamerge.models.surgery import apply, remove, trace
+from adamerge.saving import load_recipe, save_recipe
 
 __version__ = "0.1.0"
 
-__all__ = ["AdamergeError", "LayerStats", "Recipe", "apply", "calibrate", "flops", "methods", "remove", "trace"]
+__all__ = [
+    "AdamergeError",
+    "LayerStats",
+    "Recipe",
+    "apply",
+    "calibrate",
+    "flops",
+    "load_recipe",
+    "methods",
+    "remove",
+    "save_recipe",
+    "trace",
+    "unmerge",
+]

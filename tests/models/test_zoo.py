@@ -17,11 +17,9 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
-from adamerge.models.host import eyes, find_host
+from adamerge.models.host import LIBRARIES, eyes, find_host
 from adamerge.models.surgery import applied
 from adamerge.runtime.view import Positioned, View
-
-LIBRARIES = ("open_clip", "transformers")
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ class Case:
 
 @pytest.fixture(params=ZOO, ids=str)
 def member(request) -> Member:
-    if request.param.library in LIBRARIES:
-        pytest.importorskip(request.param.library)
+    request.param.require()
     return request.param
 
 
@@ -307,7 +304,5 @@ def test_views_take_tokens_padded_and_packed(case):
 
 
 def test_the_zoo_has_every_library():
-    from adamerge.models.host import LIBRARIES as known
-
-    assert {member.library for member in ZOO} == set(known)
+    assert {member.library for member in ZOO} == set(LIBRARIES)
     assert len({str(member) for member in ZOO}) == len(ZOO)

@@ -15,6 +15,8 @@ PATCHES = 16
 IMAGE = (3, 64, 64)
 VIDEO = (4, 3, 64, 64)
 
+See = Callable[[Any, Tensor], Tensor]
+
 
 @dataclass(frozen=True)
 class Member:
@@ -27,11 +29,18 @@ class Member:
     library: str
     name: str
     example: str
-    make: Callable[[], nn.Module]
+    make: Callable[..., nn.Module]
     shape: tuple[int, ...] = IMAGE
-    see: Callable[[Any, Tensor], Tensor] = lambda model, images: model(images)
+    see: See = lambda model, images: model(images)
     noise: float = 0.0
     patches: int = PATCHES
+    since: str = "0"
+
+    def require(self) -> None:
+        """Skip the test where the library is missing or older than the family."""
+        import pytest
+
+        pytest.importorskip(self.library, minversion=self.since)
 
     def __str__(self) -> str:
         return f"{self.library}/{self.name}".replace(" ", "_")
@@ -187,10 +196,9 @@ def _match(model: Any, images: Tensor) -> Tensor:
     return model(input_ids=WORDS, pixel_values=images).logits_per_image
 
 
-def _hf(
-    name: str, model: str, config: str, see: Callable[[Any, Tensor], Tensor], example: str, **options: Any
-) -> Member:
-    return Member("transformers", name, example, partial(_transformers, model, config, **options), see=see)
+def _hf(name: str, model: str, config: str, see: See, example: str, since: str = "4.50", **options: Any) -> Member:
+    make = partial(_transformers, model, config, **options)
+    return Member("transformers", name, example, make, see=see, since=since)
 
 
 TRANSFORMERS = [
@@ -229,6 +237,7 @@ TRANSFORMERS = [
         "DINOv3ViTConfig",
         _pooled,
         "facebook/dinov3-vits16-pretrain-lvd1689m",
+        since="4.56",
         num_register_tokens=4,
     ),
     _hf("CLIP vision", "CLIPVisionModel", "CLIPVisionConfig", _pooled, "openai/clip-vit-base-patch32"),

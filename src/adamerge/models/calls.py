@@ -32,7 +32,7 @@ class Calls:
 
     def check(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
         """Refuse to start a run that the host would repeat or take apart."""
-        checkpoints = any(getattr(b, "gradient_checkpointing", False) and b.training for b in blocks)
+        checkpoints = any(getattr(part, "gradient_checkpointing", False) and part.training for part in (owner, *blocks))
         if checkpoints or getattr(owner, "grad_checkpointing", False):
             switch = "gradient_checkpointing_disable()" if checkpoints else "set_grad_checkpointing(False)"
             raise BadOption(
@@ -44,7 +44,8 @@ class Calls:
         """The rotary tables of a call; masks and requests for attention weights are refused."""
         given = dict(kwargs)
         tables = given.pop(self.tables, None) if self.tables else None
-        if given.pop("output_attentions", None):
+        # transformers passes it by place until 4.56.
+        if given.pop("output_attentions", None) or any(value is True for value in args):
             raise BadOption(WEIGHTS)
         causal = given.get("is_causal")
         if causal or any(isinstance(value, Tensor) for value in (*args, *given.values())):

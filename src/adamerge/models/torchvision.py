@@ -24,9 +24,9 @@ def host(model: nn.Module) -> Host:
 
 def _views(container: nn.Module) -> Iterator[MultiheadBlock]:
     for layer, block in enumerate(container.children()):
-        if not isinstance(block, EncoderBlock):
+        if type(block) is not EncoderBlock:
             raise UnsupportedModel(
-                f"block {layer} of this model is a {type(block).__name__}; supported is EncoderBlock"
+                f"block {layer} of this model is a {type(block).__name__}; supported is torchvision's EncoderBlock"
             )
         check_attention(layer, block.self_attention)
         yield MultiheadBlock(block, "ln_1", "self_attention", "dropout", "ln_2", "")
