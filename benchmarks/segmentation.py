@@ -20,8 +20,9 @@ import adamerge
 from adamerge.core.stats import write_atomically
 from adamerge.embedded import CLASSES, load, preprocess, scenes
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED, TRAINING_SEED
-from adamerge.flops import cost, meter
+from adamerge.flops import meter
 from adamerge.methods import METHODS
+from adamerge.models.host import find_host
 from adamerge.solve import find_variant, solve
 from adamerge.versions import versions
 
@@ -31,7 +32,7 @@ PICTURE = ROOT / "docs" / "images" / "segmentation.png"
 METHODS_SHOWN = ("adamerge", "adamerge (cosine)", "adamerge (cosine, exchanged)", "tome", "dsm", "random")
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
 RIVAL = "tome"
-TRAINING, TEST, CALIBRATION, BATCH = 1200, 480, 32, 24
+TRAINING, TEST, CALIBRATION, BATCH = 1200, 240, 24, 24
 LABELS = len(CLASSES) + 1  # the background is label 0
 GRID = 14
 
@@ -75,18 +76,21 @@ def train(model: Any) -> torch.nn.Conv2d:
 
 def judge(model: Any, head: torch.nn.Module) -> tuple[Tensor, Tensor, Tensor]:
     """Intersections and unions of every image and label, and what every image cost."""
-    both, either, costs = [], [], []
-    merging = adamerge.models.host.find_host(model).stack is not None
+    both, either, counts = [], [], []
+    host, prices = find_host(model), meter(model)
     with torch.no_grad():
         for images, pixels in drawn(TEST_SEED, TEST):
             logits = head(features(model, images))
             found = interpolate(logits, size=pixels.shape[1:], mode="bilinear", align_corners=False).argmax(1)
             hit = torch.where(found == pixels, found, LABELS)
-            counts = [_count(labels) for labels in (hit, found, pixels)]
-            both.append(counts[0])
-            either.append(counts[1] + counts[2] - counts[0])
-            costs.append(cost(model).true if merging else meter(model).unmerged().true.expand(len(images)))
-    return torch.cat(both), torch.cat(either), torch.cat(costs)
+            same, one, other = (_count(labels) for labels in (hit, found, pixels))
+            both.append(same)
+            either.append(one + other - same)
+            if host.stack is not None:
+                counts.append(adamerge.trace(model).counts)
+    recipe = host.stack.recipe if host.stack is not None else None
+    costs = prices.cost(torch.cat(counts), recipe) if counts else prices.unmerged()
+    return torch.cat(both), torch.cat(either), costs.true
 
 
 def _count(labels: Tensor) -> Tensor:
@@ -121,13 +125,21 @@ def main() -> None:
         cells = {}
         for label in METHODS_SHOWN:
             variant = find_variant(label)
-            found = solve(model, calibration, METHODS[variant.method], cut, options=variant.options, how=variant.how)
+            found = solve(
+                model,
+                calibration,
+                METHODS[variant.method],
+                cut,
+                tolerance=0.02,
+                options=variant.options,
+                how=variant.how,
+            )
             adamerge.apply(model, found.recipe)
             cells[label] = judge(model, head)
             adamerge.remove(model)
         for label, cell in cells.items():
             rows.append(_row(label, cut, cell, full, None if label == RIVAL else cells[RIVAL]))
-            print(rows[-1])
+            print(rows[-1], flush=True)
     file = io.StringIO()
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()

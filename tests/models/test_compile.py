@@ -1,5 +1,6 @@
 """Merged models compiled, exported and wrapped for several devices."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -63,6 +64,26 @@ def test_data_parallel_runs_a_merged_model(member):
     with torch.no_grad():
         wrapped(images)
     assert adamerge.trace(model).merged.tolist() == [9] * 4
+
+
+def test_a_replica_runs_on_its_own_parameters(member, monkeypatch):
+    """What DataParallel makes for each device, here of copies on the CPU: the originals may be anything meanwhile."""
+    parallel = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(parallel, "_get_device_index", lambda device, _: device)
+    monkeypatch.setattr(
+        parallel,
+        "_broadcast_coalesced_reshape",
+        lambda tensors, devices, detach=False: [[tensor.clone() for tensor in tensors] for _ in devices],
+    )
+    model, images = member.build(), member.images()
+    adamerge.apply(model, tome(3))
+    with torch.no_grad():
+        expected = member.see(model, images)
+        first, second = parallel.replicate(model, [0, 1], detach=True)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        for replica in (first, second):
+            torch.testing.assert_close(member.see(replica, images), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore")  # gloo on a machine with odd host names

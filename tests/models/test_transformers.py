@@ -9,12 +9,13 @@ from zoo import TRANSFORMERS, WORDS, Member
 
 import adamerge
 from adamerge.core.errors import BadOption, UnsupportedModel
+from adamerge.evaluate import evaluate
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
 
 transformers = pytest.importorskip("transformers")
 
-SEES = [member for member in TRANSFORMERS if member.name not in ("CLIP", "SigLIP")]
+SEES = [member for member in TRANSFORMERS if member.name not in ("CLIP", "SigLIP", "LLaVA")]
 PAIRS = [member for member in TRANSFORMERS if member.name in ("CLIP", "SigLIP")]
 
 
@@ -172,6 +173,13 @@ def test_dropout_and_drop_path_draw_the_same_random_numbers():
         assert not torch.equal(member.see(model, images), host)
 
 
+def test_a_classifier_is_evaluated_by_its_logits():
+    member = member_named("ViT")
+    model, images = member.build(), member.images()
+    found = evaluate(model, [(images, torch.tensor([0, 1, 2, 3]))], tome(3), progress=False)
+    assert found.top1.shape == (4,) and (found.cost.true < found.full_cost.true).all()
+
+
 # --- saving ---------------------------------------------------------------------------------------------------------
 
 
@@ -186,9 +194,11 @@ def test_a_merged_model_saves_what_the_plain_one_saves(member, tmp_path):
         assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == names
         for name in names:
             assert (tmp_path / "merged" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+        adamerge.save_recipe(model, tmp_path / "merged")
         loaded = type(model).from_pretrained(tmp_path / "merged").eval()
         assert torch.equal(member.see(loaded, images), plain)
-        assert torch.equal(member.see(adamerge.apply(loaded, tome(3)), images), merged)
+        recipe = adamerge.load_recipe(tmp_path / "merged")
+        assert torch.equal(member.see(adamerge.apply(loaded, recipe), images), merged)
 
 
 # --- towers in other models -----------------------------------------------------------------------------------------

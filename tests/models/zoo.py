@@ -196,6 +196,21 @@ def _match(model: Any, images: Tensor) -> Tensor:
     return model(input_ids=WORDS, pixel_values=images).logits_per_image
 
 
+def _llava() -> nn.Module:
+    import transformers
+
+    text = transformers.LlamaConfig(**{**TEXT, "max_position_embeddings": 64}, num_key_value_heads=2)
+    vision = transformers.CLIPVisionConfig(**CONFIG)
+    # The index is what 4.50 calls the id.
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=97, image_token_index=97)
+    return transformers.LlavaForConditionalGeneration(config)
+
+
+def _answered(model: Any, images: Tensor) -> Tensor:
+    words = torch.tensor([[0, 5, *[97] * PATCHES, 7, 8]]).expand(len(images), -1)
+    return model(input_ids=words, pixel_values=images).logits[:, -1]
+
+
 def _hf(name: str, model: str, config: str, see: See, example: str, since: str = "4.50", **options: Any) -> Member:
     make = partial(_transformers, model, config, **options)
     return Member("transformers", name, example, make, see=see, since=since)
@@ -252,6 +267,7 @@ TRANSFORMERS = [
         partial(_pair, "SiglipModel", "SiglipConfig"),
         see=_match,
     ),
+    Member("transformers", "LLaVA", "llava-hf/llava-1.5-7b-hf", _llava, see=_answered, since="4.50"),
     Member(
         "transformers",
         "VideoMAE",

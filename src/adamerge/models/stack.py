@@ -38,7 +38,7 @@ class Stack(nn.Module):
         # Tuples keep nn.Module from registering them: the owner would otherwise contain itself.
         self._owner = (owner,)
         self._container = (container,)
-        self.views = tuple(views)
+        self._views = tuple(views)
         self.prefix = prefix
         self.class_token = class_token
         self.recipe = recipe
@@ -54,6 +54,14 @@ class Stack(nn.Module):
             settle(mine, own)
         return container
 
+    @property
+    def views(self) -> tuple[View, ...]:
+        """A view of each block.  A replica of DataParallel has blocks of its own, on its own device."""
+        if not getattr(self, "_is_replica", False):
+            return self._views
+        blocks = zip(self._views, self.children(), strict=True)
+        return tuple(replace(view, block=block) for view, block in blocks)  # pyright: ignore
+
     def forward(self, x: Tensor) -> Tensor:
         run = Run(self)
         run.begin(x)
@@ -62,7 +70,7 @@ class Stack(nn.Module):
         return run.end()
 
     def __len__(self) -> int:
-        return len(self.views)
+        return len(self._views)
 
     def __iter__(self) -> Iterator["Step"]:
         return iter(self[:])
