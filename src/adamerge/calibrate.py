@@ -100,8 +100,10 @@ def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, pr
 def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, progress: bool) -> LayerStats:
     host.put(host.container)
     states: list[padded.State] = []
+    tables: list[padded.Tables] = [()] * host.depth
     for batch in _shown(images, "calibrating, embedding", progress):
-        states.append(_embed(host, model, _on(model, batch)))
+        state, tables = _embed(host, model, _on(model, batch))
+        states.append(state)
     if not states:
         raise BadImages("there are no images to calibrate on; pass at least one batch")
     budget = recipe.budget
@@ -111,6 +113,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     stats = None
     for layer in tqdm(range(host.depth), desc="calibrating, layers", disable=not progress):
         view = host.views[layer]
+        states = [replace(state, tables=tables[layer]) for state in states]
         links = [padded.measure(state, view, recipe, host.depth) for state in states]
         columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
         if budget.needs_thresholds:
@@ -121,24 +124,27 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     return stats
 
 
-def _embed(host: Host, model: nn.Module, batch: Tensor) -> padded.State:
-    """The tokens that enter the first block, whatever the host does to make them."""
-    caught: list[padded.State] = []
+def _embed(host: Host, model: nn.Module, batch: Tensor) -> tuple[padded.State, list[padded.Tables]]:
+    """The tokens that enter the first block, whatever the host does to make them, and every block's rotary tables."""
+    tokens: list[Tensor] = []
+    tables: list[padded.Tables] = []
 
     def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        start = padded.start(args[0], host.prefix, host.class_token)
-        caught.append(replace(start, tables=host.calls.read(args[1:], kwargs)))
-        raise _Caught
+        tokens.append(args[0])
+        tables.append(host.calls.read(args[1:], kwargs))
+        # Tables may differ from block to block; without any, the first block has told all there is.
+        if host.calls.tables is None or len(tables) == host.depth:
+            raise _Caught
 
-    first = next(iter(host.container.children()))
-    handle = first.register_forward_pre_hook(catch, with_kwargs=True)
+    handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in host.container.children()]
     try:
         eyes(model)(batch)
     except _Caught:
         pass
     finally:
-        handle.remove()
-    return caught[0]
+        for handle in handles:
+            handle.remove()
+    return padded.start(tokens[0], host.prefix, host.class_token), tables * (host.depth // len(tables))
 
 
 class _Caught(Exception):

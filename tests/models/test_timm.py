@@ -604,10 +604,18 @@ def test_blocks_run_in_order_from_the_first_or_not_at_all():
     x = torch.randn(2, 17, 48)
     with pytest.raises(NotApplied, match="block 1 of a merged model ran out of turn; blocks run once each, in order"):
         second(x)
-    first(x)
-    second(x)
+    y = second(first(x))
     with pytest.raises(NotApplied, match="block 1 of a merged model ran out of turn"):
-        second(x)
+        second(y)
+
+
+def test_tokens_changed_between_blocks_are_refused():
+    """They would be lost: the run holds the merged tokens, the host only copies of them."""
+    first, second, _ = applied(adamerge.apply(build("vit"), tome(2)))[:]
+    x = first(torch.randn(2, 17, 48))
+    with pytest.raises(BadOption, match=r"tokens were changed between blocks 0 and 1, by a hook .* adamerge.remove"):
+        second(x + 1)
+    assert second(x).shape == x.shape
 
 
 # --- what the model says of itself ----------------------------------------------------------------------------------

@@ -202,7 +202,8 @@ def _llava() -> nn.Module:
     text = transformers.LlamaConfig(**{**TEXT, "max_position_embeddings": 64}, num_key_value_heads=2)
     vision = transformers.CLIPVisionConfig(**CONFIG)
     # The index is what 4.50 calls the id.
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=97, image_token_index=97)
+    ids: dict[str, Any] = dict(image_token_id=97, image_token_index=97)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, **ids)
     return transformers.LlavaForConditionalGeneration(config)
 
 

@@ -79,9 +79,10 @@ def test_tables_keep_the_precision_of_the_queries():
 
 def test_a_view_that_cannot_turn_is_named():
     class Plain(Noting):
-        turn = None
+        pass
 
     view: Any = Plain()
+    view.turn = None
     state = padded.replace(padded.start(torch.randn(1, 4, 8), prefix=0), tables=(torch.ones(4, 4),))
     with pytest.raises(BadOption, match=r"handed rotary tables to a block whose view, Plain, has no `turn`"):
         padded.attention(state, view, tome(1))

@@ -107,6 +107,7 @@ class Run:
     def __init__(self, stack: Stack):
         self.stack = stack
         self.states: list[padded.State] = []
+        self.given: Tensor | None = None
 
     def begin(self, x: Tensor) -> None:
         """Take the tokens that enter the first block."""
@@ -148,11 +149,16 @@ class Step:
         return self.take(x, args, kwargs)
 
     def take(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block on the tokens that the run holds; what the host passes is only looked at by the first."""
-        calls = self.run.stack.calls
+        """Run the block on the tokens that the run holds: the host must hand on what the block before it gave."""
+        run, calls = self.run, self.run.stack.calls
         tables = calls.read(args, kwargs)
         if self.layer == 0:
-            self.run.begin(x.contiguous() if calls.contiguous else x)
-        self.run.advance(self.layer, tables)
-        out = self.run.end()
-        return (out,) if calls.tuples else out
+            run.begin(x.contiguous() if calls.contiguous else x)
+        elif x is not run.given and run.given is not None and not torch.compiler.is_compiling():
+            raise BadOption(
+                f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
+                "around them; a merged model would lose that. Take the hook off, or call adamerge.remove(model)."
+            )
+        run.advance(self.layer, tables)
+        run.given = run.end()
+        return (run.given,) if calls.tuples else run.given

@@ -13,7 +13,7 @@ from adamerge.core.plan import Plan, first, keep_all, tally, unfold
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens, Counts, PerToken, Slots
 from adamerge.runtime.trace import LayerTrace
-from adamerge.runtime.view import Positioned, View
+from adamerge.runtime.view import View
 
 Tables = tuple[Tensor, ...]
 
@@ -46,13 +46,15 @@ class State:
 
 def turn(state: State, view: View, x: Tensor) -> Tensor:
     """Queries or keys of the patches turned by the places they stand for; those of the prefix as they are."""
-    if not isinstance(view, Positioned):
+    # Not isinstance: a protocol's check evaluates every property of the view, some of which count parameters.
+    turning = getattr(view, "turn", None)
+    if turning is None:
         raise BadOption(
             f"the host handed rotary tables to a block whose view, {type(view).__name__}, has no `turn`; "
             "give the view one, or refuse the model in its `host` function"
         )
     rows = tuple(at_places(table, state.place) for table in state.tables)
-    return torch.cat([x[:, : state.prefix], view.turn(x[:, state.prefix :], rows)], 1).to(x.dtype)
+    return torch.cat([x[:, : state.prefix], turning(x[:, state.prefix :], rows)], 1).to(x.dtype)
 
 
 def at_places(table: Tensor, place: Slots) -> Tensor:
