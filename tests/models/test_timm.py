@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from families import DEPTH, FAMILIES, FLIPPED, RECIPES, build, measured, pictures, randomised
 from timm.layers.attention import Attention
@@ -23,6 +24,7 @@ from adamerge.core.salience import Centrality
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
+from adamerge.models.host import find_host
 from adamerge.models.surgery import applied
 
 FLAT = LayerStats((0.3,) * DEPTH, (0.1,) * DEPTH)
@@ -593,6 +595,13 @@ def test_a_trace_needs_a_merged_model_that_has_run():
     adamerge.apply(model, tome(1))
     with pytest.raises(NotApplied, match="has not run yet"):
         adamerge.trace(model)
+
+
+def test_hybrids_have_a_network_before_their_patches():
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_r_s16_p8_224")
+    host = find_host(model)
+    assert host.image == (3, 224, 224) and host.depth == 12
 
 
 def test_blocks_run_in_order_from_the_first_or_not_at_all():

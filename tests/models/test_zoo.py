@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import timm
 import torch
+import torchvision
 from torch import Tensor, nn
 from zoo import ZOO, Member
 
@@ -306,6 +308,30 @@ def test_views_take_tokens_padded_and_packed(case):
         for a, b in zip(padded, packed, strict=True):
             close(b, a.flatten(0, 1))
     assert isinstance(host.views[0], Positioned) == bool(host.calls.tables)
+
+
+def real(member: Member) -> nn.Module:
+    """The model that stands in the README as an example of a family, without weights."""
+    if member.library == "timm":
+        return timm.create_model(member.example)
+    if member.library == "torchvision":
+        return torchvision.models.get_model(member.example)
+    open_clip = pytest.importorskip("open_clip")
+    config = open_clip.get_model_config(member.example)
+    vision = open_clip.CLIPVisionCfg(**config["vision_cfg"])
+    return open_clip.model._build_vision_tower(config["embed_dim"], vision)
+
+
+OFFLINE = [member for member in ZOO if member.library != "transformers" and "(" not in member.example]
+
+
+@pytest.mark.parametrize("member", OFFLINE, ids=str)
+def test_the_example_of_a_family_is_supported_and_like_the_tiny_one(member):
+    """transformers' examples are names on the hub, for which a network is needed."""
+    with torch.device("meta"):
+        model = real(member)
+    host, tiny = find_host(model), find_host(member.build())
+    assert type(host.views[0]) is type(tiny.views[0]) and type(host.calls) is type(tiny.calls)
 
 
 def test_the_zoo_has_every_library():

@@ -23,6 +23,9 @@ SUPPORTED = (
 )
 REASONS = {
     "Beit": "it adds a learned bias for every pair of positions, and a merged token has no single position",
+    "VisionTransformerRelPos": "it adds a learned bias for every pair of positions",
+    "Cait": "its heads mix before and after the softmax of attention",
+    "Xcit": "it attends between channels and mixes neighbouring patches, which need their places",
     "SwinTransformer": "it attends in windows, which need every patch in its place",
     "SwinTransformerV2": "it attends in windows, which need every patch in its place",
     "VisionTransformerSAM": "it attends in windows, which need every patch in its place",
@@ -208,7 +211,9 @@ def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
 def _image_shape(model: Any) -> tuple[int, int, int]:
     size = model.patch_embed.img_size
     height, width = size if size is not None else model.pretrained_cfg["input_size"][1:]
-    return model.patch_embed.proj.in_channels, height, width
+    # The first convolution: hybrid models have a whole network before the patches.
+    first = next(part for part in model.patch_embed.modules() if isinstance(part, nn.Conv2d))
+    return first.in_channels, height, width
 
 
 def _linear_macs(module: nn.Module) -> int:
