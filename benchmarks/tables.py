@@ -92,6 +92,26 @@ def segmentation_table() -> str:
     return "\n".join(lines)
 
 
+def video_table() -> str:
+    """Cost and time of a clip."""
+    with (RESULTS / "video.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    lines = [
+        "| method | tokens left | GMACs | cut | seconds per clip | speed [least, most] |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found:
+        cut, speed, least, most = (float(row[n]) for n in ("cut_true", "speedup", "speedup_min", "speedup_max"))
+        cost, seconds = float(row["gmacs_true"]), float(row["seconds"])
+        lines.append(
+            f"| {row['method']} | {row['tokens_left']} | {cost:.1f} | {cut:.1%} | {seconds:.2f} | "
+            f"{speed:.2f}× [{least:.2f}, {most:.2f}] |"
+        )
+    first = found[0]
+    how = f"{first['model']}, {first['threads']} thread, medians of {first['rounds']} rounds, torch {first['torch']}"
+    return "\n".join([*lines, "", f"*{how}, {first['date']}.*"])
+
+
 def _points(row: dict[str, str], name: str) -> str:
     value, low, high = (100 * float(row[name + end]) for end in ("", "_low", "_high"))
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -120,7 +140,9 @@ def pages() -> dict[Path, str]:
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
         readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
-        results: _all_filled(results, {"comparison": long, "segmentation": segmentation_table()}),
+        results: _all_filled(
+            results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
+        ),
     }
 
 
