@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The contract over the zoo and the tests of transformers, with each version of transformers given (4.50, 4.57 and the
-# newest 5.x by default).  Each gets a small environment of its own, which sees all else in the one it is called from:
+# The contract over the zoo and the tests of transformers, with each version of transformers given (4.50, 4.57, 5.0 and
+# the newest 5.x by default).  Each gets a small environment of its own, which sees all else in the one it is called from:
 #   benchmarks/transformers_versions.sh [version ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 base=${PYTHON:-.venv/bin/python}
 versions=("$@")
-if [ $# -eq 0 ]; then versions=("4.50.*" "4.57.*" "5.*"); fi
+if [ $# -eq 0 ]; then versions=("4.50.*" "4.57.*" "5.0.*" "5.*"); fi
 for version in "${versions[@]}"; do
     home=".venv/transformers-${version//[^0-9.]/}"
     test -x "$home/bin/python" || "$base" -m venv "$home"

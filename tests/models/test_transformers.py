@@ -1,5 +1,6 @@
 """What only transformers does: recording, checkpointing, attention back-ends, saving, towers inside other models."""
 
+import inspect
 from typing import Any
 
 import pytest
@@ -151,8 +152,11 @@ def test_gradient_checkpointing_is_refused_while_training(name):
 def test_attention_masks_are_refused():
     member = member_named("ViT")
     model, images = adamerge.apply(member.build(), tome(3)), member.images()
-    major = int(transformers.__version__.split(".")[0])
-    mask = {"attention_mask": torch.zeros(4, 1, 17, 17)} if major > 4 else {"head_mask": torch.ones(3, 4)}
+    masks = {"attention_mask": torch.zeros(4, 1, 17, 17), "head_mask": torch.ones(3, 4)}
+    taken = inspect.signature(transformers.ViTModel.forward).parameters
+    mask = {name: mask for name, mask in masks.items() if name in taken}
+    if not mask:
+        pytest.skip("this version's ViT takes no mask")
     with pytest.raises(BadOption, match="attention masks and merging do not go together"):
         model(images, **mask)
 

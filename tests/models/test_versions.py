@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("version", ["4.50.*", "4.57.*", "5.*"])
+@pytest.mark.parametrize("version", ["4.50.*", "4.57.*", "5.0.*", "5.*"])
 def test_the_zoo_keeps_its_contract_in_every_generation_of_transformers(version):
     """Needs a package index."""
     script = ROOT / "benchmarks" / "transformers_versions.sh"
