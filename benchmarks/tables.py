@@ -1,6 +1,10 @@
-"""Write the tables of README.md and docs/results.md from the rows in benchmarks/results; `--check` only compares."""
+"""Write the tables of README.md and docs/results.md from the rows in benchmarks/results and from the zoo of the tests.
+
+`--check` only compares.
+"""
 
 import csv
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -54,6 +58,65 @@ def long_table(model: str) -> str:
     return "\n".join(lines)
 
 
+def zoo_table() -> str:
+    """What is supported: the members of the contract test over all libraries."""
+    path = ROOT / "tests" / "models" / "zoo.py"
+    spec = importlib.util.spec_from_file_location("tables_zoo", path)
+    assert spec is not None and spec.loader is not None
+    zoo = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = zoo
+    spec.loader.exec_module(zoo)
+    lines = ["| library | families, each with an example |", "|---|---|"]
+    for library in dict.fromkeys(member.library for member in zoo.ZOO):
+        families = [f"{m.name} (`{m.example}`)" for m in zoo.ZOO if m.library == library]
+        lines.append(f"| {library} | {' · '.join(families)} |")
+    return "\n".join(lines)
+
+
+def segmentation_table() -> str:
+    """mIoU at every cut."""
+    with (RESULTS / "segmentation.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    full = found[0]
+    lines = [
+        f"Unmerged: mIoU {float(full['miou']):.2%} on {full['images']} images, {full['date']}.",
+        "",
+        "| method | cut | mIoU | points lost [95 %] | points against ToMe [95 %] |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in found[1:]:
+        against = "–" if not row["vs_tome"] else _points(row, "vs_tome")
+        lost = _points(row, "lost")
+        cut, value = float(row["cut_true"]), float(row["miou"])
+        lines.append(f"| {row['method']} | {cut:.1%} | {value:.2%} | {lost} | {against} |")
+    return "\n".join(lines)
+
+
+def video_table() -> str:
+    """Cost and time of a clip."""
+    with (RESULTS / "video.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    lines = [
+        "| method | tokens left | GMACs | cut | seconds per clip | speed [least, most] |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in found:
+        cut, speed, least, most = (float(row[n]) for n in ("cut_true", "speedup", "speedup_min", "speedup_max"))
+        cost, seconds = float(row["gmacs_true"]), float(row["seconds"])
+        lines.append(
+            f"| {row['method']} | {row['tokens_left']} | {cost:.1f} | {cut:.1%} | {seconds:.2f} | "
+            f"{speed:.2f}× [{least:.2f}, {most:.2f}] |"
+        )
+    first = found[0]
+    how = f"{first['model']}, {first['threads']} thread, medians of {first['rounds']} rounds, torch {first['torch']}"
+    return "\n".join([*lines, "", f"*{how}, {first['date']}.*"])
+
+
+def _points(row: dict[str, str], name: str) -> str:
+    value, low, high = (100 * float(row[name + end]) for end in ("", "_low", "_high"))
+    return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
 def _interval(row: dict[str, str], name: str, digits: int) -> str:
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     return f"{value:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
@@ -76,9 +139,18 @@ def pages() -> dict[Path, str]:
     readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
-        readme: filled(readme.read_text(encoding="utf-8"), "comparison", short_table()),
-        results: filled(results.read_text(encoding="utf-8"), "comparison", long),
+        readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
+        results: _all_filled(
+            results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
+        ),
     }
+
+
+def _all_filled(path: Path, tables: dict[str, str]) -> str:
+    text = path.read_text(encoding="utf-8")
+    for name, table in tables.items():
+        text = filled(text, name, table)
+    return text
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ OUTSIDE = {
     "runtime": {"torch", "jaxtyping", "triton"},
     "models": {"torch", "jaxtyping"},
 }
-HEAVY = {"timm", "matplotlib", "typer", "gradio", "triton", "transformers", "torchvision", "PIL", "rich"}
+HEAVY = {"timm", "matplotlib", "typer", "gradio", "triton", "transformers", "torchvision", "open_clip", "PIL", "rich"}
+HEAVY |= {"huggingface_hub"}
 
 
 def name_of(file: Path) -> str:

@@ -5,8 +5,10 @@ from adamerge.calibrate import calibrate
 from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
+from adamerge.models.dense import unmerge
 from adamerge.models.graphs import capture
 from adamerge.models.surgery import apply, remove, trace
+from adamerge.saving import load_recipe, save_recipe
 
 __version__ = "0.1.0"
 
@@ -18,7 +20,10 @@ __all__ = [
     "calibrate",
     "capture",
     "flops",
+    "load_recipe",
     "methods",
     "remove",
+    "save_recipe",
     "trace",
+    "unmerge",
 ]

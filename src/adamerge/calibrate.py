@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.images import Images, batches, number_of_batches
 from adamerge.methods.adamerge import adamerge
-from adamerge.models.host import Host, find_host
+from adamerge.models.host import Host, eyes, find_host
 from adamerge.models.surgery import apply, borrowed, trace
 from adamerge.runtime import padded
 
@@ -89,7 +89,7 @@ def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, pr
         apply(model, current)
         seen: list[Tensor] = []
         for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
-            model(_on(model, batch))
+            eyes(model)(_on(model, batch))
             seen.append(trace(model).redundancy.double().cpu())
         stats = _summary(_all(seen))
         current = recipe.with_stats(stats)
@@ -100,8 +100,10 @@ def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, pr
 def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, progress: bool) -> LayerStats:
     host.put(host.container)
     states: list[padded.State] = []
+    tables: list[padded.Tables] = [()] * host.depth
     for batch in _shown(images, "calibrating, embedding", progress):
-        states.append(padded.start(_embed(host, model, _on(model, batch)), host.prefix, host.class_token))
+        state, tables = _embed(host, model, _on(model, batch))
+        states.append(state)
     if not states:
         raise BadImages("there are no images to calibrate on; pass at least one batch")
     budget = recipe.budget
@@ -111,6 +113,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     stats = None
     for layer in tqdm(range(host.depth), desc="calibrating, layers", disable=not progress):
         view = host.views[layer]
+        states = [replace(state, tables=tables[layer]) for state in states]
         links = [padded.measure(state, view, recipe, host.depth) for state in states]
         columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
         if budget.needs_thresholds:
@@ -121,23 +124,27 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     return stats
 
 
-def _embed(host: Host, model: nn.Module, batch: Tensor) -> Tensor:
-    """The tokens that enter the first block, whatever the host does to make them."""
-    caught: list[Tensor] = []
+def _embed(host: Host, model: nn.Module, batch: Tensor) -> tuple[padded.State, list[padded.Tables]]:
+    """The tokens that enter the first block, whatever the host does to make them, and every block's rotary tables."""
+    tokens: list[Tensor] = []
+    tables: list[padded.Tables] = []
 
-    def catch(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        caught.append(args[0])
-        raise _Caught
+    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tokens.append(args[0])
+        tables.append(host.calls.read(args[1:], kwargs))
+        # Tables may differ from block to block; without any, the first block has told all there is.
+        if host.calls.tables is None or len(tables) == host.depth:
+            raise _Caught
 
-    first = next(iter(host.container.children()))
-    handle = first.register_forward_pre_hook(catch)
+    handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in host.container.children()]
     try:
-        model(batch)
+        eyes(model)(batch)
     except _Caught:
         pass
     finally:
-        handle.remove()
-    return caught[0]
+        for handle in handles:
+            handle.remove()
+    return padded.start(tokens[0], host.prefix, host.class_token), tables * (host.depth // len(tables))
 
 
 class _Caught(Exception):

@@ -106,6 +106,7 @@ def _timed(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
     wait()
     begin = time.perf_counter()
     logits = model(images)
+    logits = getattr(logits, "logits", logits)  # transformers gives them a name
     wait()
     elapsed = time.perf_counter() - begin
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:

@@ -7,7 +7,7 @@ own token counts, and what the decision itself costs (affinity, similarity).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
+from adamerge.models.calls import Calls
 from adamerge.models.host import find_host
 from adamerge.models.surgery import applied, borrowed, trace
 from adamerge.runtime.view import BlockShape
@@ -75,13 +76,13 @@ def meter(model: nn.Module) -> Meter:
 
     host = find_host(model)
     counter = FlopCounterMode(display=False)
-    passage = _Passage(counter)
+    passage = _Passage(counter, host.calls)
     parameter = next(model.parameters())
     # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
     # The counter's module tracker wants gradients on wherever a parameter is an input.
     with borrowed(model), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         host.put(passage)
-        model(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
+        (host.entry or model)(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
     return Meter(
         blocks=tuple(view.shape for view in host.views),
         prefix=host.prefix,
@@ -94,13 +95,13 @@ def meter(model: nn.Module) -> Meter:
 class _Passage(nn.Module):
     """Stands where the blocks are, lets tokens through, and notes how many there are and what they cost so far."""
 
-    def __init__(self, counter: "FlopCounterMode"):
+    def __init__(self, counter: "FlopCounterMode", calls: Calls):
         super().__init__()
-        self.counter, self.tokens, self.flops = counter, 0, 0
+        self.counter, self.calls, self.tokens, self.flops = counter, calls, 0, 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.tokens, self.flops = x.shape[1], self.counter.get_total_flops()
-        return x
+        return (x,) if self.calls.tuples else x
 
     def __iter__(self) -> Iterator["_Passage"]:
         yield self

@@ -39,7 +39,7 @@ def number_of_batches(images: Images) -> int | None:
 
 
 def _check(batch: Tensor) -> None:
-    if batch.dim() != 4 or not batch.is_floating_point():
+    if batch.dim() not in (4, 5) or not batch.is_floating_point():
         raise BadImages(
             "expected image batches as floating-point tensors (images, channels, height, width), preprocessed for the "
             f"model; got {batch.dtype} of shape {tuple(batch.shape)}. Is the batch dimension or the transform missing?"

@@ -15,6 +15,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
 from adamerge.images import Images, batches
 from adamerge.methods import Method
+from adamerge.models.host import eyes
 from adamerge.models.surgery import apply, borrowed, trace
 
 Sense = Literal["true", "paper"]
@@ -218,7 +219,7 @@ class Gauge:
         apply(self.model, recipe)
         counts: list[Tensor] = []
         for batch in self.images if _varies(recipe) else [self.images[0][:1]]:
-            self.model(batch)
+            eyes(self.model)(batch)
             counts.append(trace(self.model).counts)
         cost = self.prices.cost(torch.cat(counts), recipe)
         return Try(knob, recipe, getattr(cost, self.sense).mean().item())

@@ -23,6 +23,25 @@ M = TypeVar("M", bound=nn.Module)
 DEPTH = 3
 TINY: dict[str, Any] = dict(img_size=64, patch_size=16, embed_dim=48, depth=DEPTH, num_heads=4, num_classes=10)
 
+# What writes into the residual stream, as the libraries call it.
+WRITERS = (
+    "attn.proj.weight",
+    "fc2.weight",
+    "patch_embed.proj.weight",
+    "o_proj.weight",
+    "out_proj.weight",
+    "output.dense.weight",
+    "down_proj.weight",
+    "weights_out.weight",
+    "c_proj.weight",
+    "mlp.3.weight",
+    "conv1.weight",
+    "conv_proj.weight",
+    "projection.weight",
+    "patch_embedding.weight",
+    "patch_embeddings.weight",
+)
+
 FAMILIES: dict[str, Callable[..., VisionTransformer]] = {
     "vit": partial(VisionTransformer, **TINY),
     "deit_distilled": partial(VisionTransformerDistilled, **TINY),
@@ -52,12 +71,12 @@ def randomised(model: M, seed: int) -> M:
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=random)
         if parameter.dim() < 2:
-            scale = name.endswith(("weight", "gamma"))
+            scale = name.endswith(("weight", "gamma", "gamma_1", "gamma_2", "lambda1"))
             parameter.data = 1 + 0.2 * noise if scale else 0.2 * noise
         elif name.endswith("weight"):
-            # What writes into the residual stream stays small: long tokens saturate the softmax of their dot products,
+            # Writers stay small: long tokens saturate the softmax of their dot products,
             # and salience would be rounding.
-            gain = 0.4 if name.endswith(("attn.proj.weight", "fc2.weight", "patch_embed.proj.weight")) else 1.0
+            gain = 0.4 if name.endswith(WRITERS) else 1.0
             parameter.data = noise * gain * parameter[0].numel() ** -0.5
         else:
             parameter.data = 0.3 * noise

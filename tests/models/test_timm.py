@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import timm
 import torch
 from families import DEPTH, FAMILIES, FLIPPED, RECIPES, build, measured, pictures, randomised
 from timm.layers.attention import Attention
-from timm.models.eva import Eva
+from timm.models.beit import Beit
 from timm.models.resnet import BasicBlock, ResNet
-from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+from timm.models.vision_transformer import DiffParallelScalingBlock, ParallelScalingBlock, VisionTransformer
 from torch import Tensor, nn
 
 import adamerge
@@ -23,6 +24,7 @@ from adamerge.core.salience import Centrality
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
+from adamerge.models.host import find_host
 from adamerge.models.surgery import applied
 
 FLAT = LayerStats((0.3,) * DEPTH, (0.1,) * DEPTH)
@@ -493,8 +495,8 @@ def untouched(model: nn.Module, message: str) -> None:
 def test_models_of_no_known_library_are_refused_with_the_list_of_what_is_supported():
     untouched(
         nn.Sequential(nn.Conv2d(3, 4, 3)),
-        r"torch.nn.modules.container.Sequential is not supported; supported are timm's VisionTransformer models "
-        r"\(ViT, DeiT, DeiT distilled, DeiT-III, DINOv2\)",
+        r"torch.nn.modules.container.Sequential is not supported; supported are vision transformers of timm, "
+        r"transformers, torchvision, open_clip; the README lists them",
     )
     untouched(Wrapper(build("vit")), "Wrapper is not supported; .* pass the inner model, such as model.module")
 
@@ -504,16 +506,18 @@ def test_timms_other_models_are_refused_by_name():
         ResNet(BasicBlock, (1, 1, 1, 1), channels=(4, 4, 4, 4), stem_width=4),  # pyright: ignore[reportArgumentType]
         r"timm's ResNet is not supported; .* The nearest is vit_base_patch16_224\.",
     )
-    rotary = Eva(img_size=64, patch_size=16, embed_dim=48, depth=2, num_heads=4, use_rot_pos_emb=True)
-    untouched(rotary, "timm's Eva is not supported; supported are VisionTransformer models")
+    relative = Beit(img_size=64, patch_size=16, embed_dim=48, depth=2, num_heads=4, use_rel_pos_bias=True)
+    untouched(
+        relative, "timm's Beit is not supported: it adds a learned bias for every pair of positions, and a merged"
+    )
 
 
-@pytest.mark.parametrize("block", [ParallelScalingBlock, ResPostBlock])
+@pytest.mark.parametrize("block", [ParallelScalingBlock, DiffParallelScalingBlock])
 def test_blocks_of_another_kind_are_refused_by_name(block):
     untouched(
         build("vit", block_fn=block),
-        f"block 0 of this model is a {block.__name__}; supported are timm's Block with Attention. "
-        "Models with parallel, post-norm, differential or rotary blocks are not supported yet",
+        f"block 0 of this model is a {block.__name__}; supported are timm's Block, .* Attention, .*. Blocks whose MLP "
+        "runs beside their attention, or whose attention is differential, are not supported",
     )
 
 
@@ -593,6 +597,13 @@ def test_a_trace_needs_a_merged_model_that_has_run():
         adamerge.trace(model)
 
 
+def test_hybrids_have_a_network_before_their_patches():
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_r_s16_p8_224")
+    host = find_host(model)
+    assert host.image == (3, 224, 224) and host.depth == 12
+
+
 def test_blocks_run_in_order_from_the_first_or_not_at_all():
     model = adamerge.apply(build("vit"), tome(2))
     stack = applied(model)
@@ -602,10 +613,18 @@ def test_blocks_run_in_order_from_the_first_or_not_at_all():
     x = torch.randn(2, 17, 48)
     with pytest.raises(NotApplied, match="block 1 of a merged model ran out of turn; blocks run once each, in order"):
         second(x)
-    first(x)
-    second(x)
+    y = second(first(x))
     with pytest.raises(NotApplied, match="block 1 of a merged model ran out of turn"):
-        second(x)
+        second(y)
+
+
+def test_tokens_changed_between_blocks_are_refused():
+    """They would be lost: the run holds the merged tokens, the host only copies of them."""
+    first, second, _ = applied(adamerge.apply(build("vit"), tome(2)))[:]
+    x = first(torch.randn(2, 17, 48))
+    with pytest.raises(BadOption, match=r"tokens were changed between blocks 0 and 1, by a hook .* adamerge.remove"):
+        second(x + 1)
+    assert second(x).shape == x.shape
 
 
 # --- what the model says of itself ----------------------------------------------------------------------------------

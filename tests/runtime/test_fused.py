@@ -35,7 +35,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
 def with_kernels(model: nn.Module) -> None:
     """Take the kernels' road even where there is no device for it: the interpreter stands in."""
     switch = applied(model).switch
-    switch.choose = lambda x, training: roads.Fused(switch._kernels(), x)
+    switch.choose = lambda x, views, training: roads.Fused(switch._kernels(), x)
 
 
 @pytest.mark.parametrize("recipe", RECIPES | MORE)

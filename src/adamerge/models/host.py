@@ -1,7 +1,7 @@
 """Finding a model's blocks: which host library it comes from, and what that library calls them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
@@ -10,20 +10,27 @@ from torch import nn
 
 from adamerge.core.errors import BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
+from adamerge.models.calls import Calls
 from adamerge.models.stack import Stack
 from adamerge.runtime.view import View
 
 
 @dataclass(frozen=True)
 class Host:
-    """Where a model keeps its blocks, and how to look at them."""
+    """Where a model keeps its blocks, and how to look at them.
+
+    `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself: the vision
+    tower of a model that wants texts as well.
+    """
 
     owner: nn.Module
     attribute: str
     views: tuple[View, ...]
     prefix: int
     class_token: bool
-    image: tuple[int, int, int]
+    image: tuple[int, ...]
+    calls: Calls = field(default_factory=Calls)
+    entry: nn.Module | None = None
 
     @property
     def container(self) -> nn.Module:
@@ -88,7 +95,17 @@ class Host:
 
 
 # Library -> module with `host(model) -> Host | None`.  A library is imported only for its own models.
-LIBRARIES = {"timm": "adamerge.models.timm"}
+LIBRARIES = {
+    "timm": "adamerge.models.timm",
+    "transformers": "adamerge.models.transformers",
+    "torchvision": "adamerge.models.torchvision",
+    "open_clip": "adamerge.models.open_clip",
+}
+
+
+def eyes(model: nn.Module) -> nn.Module:
+    """What takes images: the model itself, or the vision tower of a model that wants texts as well."""
+    return find_host(model).entry or model
 
 
 def find_host(model: nn.Module) -> Host:
@@ -101,7 +118,7 @@ def find_host(model: nn.Module) -> Host:
             look: Callable[[nn.Module], Host] = import_module(module).host
             return look(model)
     raise UnsupportedModel(
-        f"{type(model).__module__}.{type(model).__name__} is not supported; supported are timm's VisionTransformer "
-        "models (ViT, DeiT, DeiT distilled, DeiT-III, DINOv2). If it is wrapped (DataParallel, a pipeline), pass the "
+        f"{type(model).__module__}.{type(model).__name__} is not supported; supported are vision transformers "
+        f"of {', '.join(LIBRARIES)}; the README lists them. If it is wrapped (DataParallel, a pipeline), pass the "
         "inner model, such as model.module."
     )

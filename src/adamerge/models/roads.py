@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from adamerge.core.budget import Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import packed, padded
+from adamerge.runtime.padded import Tables
 from adamerge.runtime.trace import Trace, join
 from adamerge.runtime.view import View
 
@@ -25,33 +27,44 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Road(Protocol):
     """One pass over the blocks on some runtime."""
 
-    def step(self, layer: int) -> None: ...
+    def step(self, layer: int, tables: Tables = ()) -> None: ...
 
     def finish(self) -> Tensor: ...
 
-    def tell(self) -> Callable[[], Trace]:
-        """What the layers did so far, to be worked out when asked for."""
+    def tell(self) -> Trace | Callable[[], Trace]:
+        """What the layers did so far, or how to work it out when asked for."""
         ...
 
 
 class Switch:
     """Chooses the road for each batch, and says once why it is not the one asked for."""
 
-    def __init__(self, views: Sequence[View], recipe: Recipe, prefix: int, class_token: bool, runtime: Runtime):
+    def __init__(
+        self,
+        views: Sequence[View],
+        recipe: Recipe,
+        prefix: int,
+        class_token: bool,
+        runtime: Runtime,
+        *,
+        rotary: bool = False,
+    ):
         self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
-        self.runtime = runtime
+        self.runtime, self.rotary = runtime, rotary
         self.said = False
         self._fused: fused.Road | None = None
 
-    def choose(self, x: Tensor, training: bool) -> Road:
-        """The road for a batch."""
+    def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Road:
+        """The road for a batch.  A replica of DataParallel has views of its own."""
         if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
-            return Reference(self, x)
+            return Reference(self, x, views)
         reason = self._obstacle(x, training)
+        if reason is None and views != self.views:
+            reason = "this is a replica of DataParallel"
         if reason is not None:
             # Gradients, training and identity are everyday; only a wish that cannot be met is worth a word.
             self._say(f"runtime='packed' was asked for, but {reason}; the reference runs instead")
-            return Reference(self, x)
+            return Reference(self, x, views)
         if not x.is_cuda:
             return Ragged(self, x)
         road = self._kernels()
@@ -66,6 +79,8 @@ class Switch:
             return "the model is in training mode"
         if torch.is_autocast_enabled(x.device.type):
             return "autocast is on"
+        if self.rotary:
+            return "this host turns its queries and keys by their places"
         if _idle(self.recipe):
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
@@ -97,26 +112,25 @@ class Reference:
     """The padded road.  On a CPU, images whose counts differ run one after the other: nothing is padded, and an
     image's result cannot depend on its batch."""
 
-    def __init__(self, switch: Switch, x: Tensor):
-        self.switch = switch
+    def __init__(self, switch: Switch, x: Tensor, views: Sequence[View]):
+        self.switch, self.views = switch, views
         one_by_one = switch.recipe.ragged and x.device.type == "cpu"
         pieces = x.split(1) if one_by_one else (x,)
         self.states = [padded.start(piece, switch.prefix, switch.class_token) for piece in pieces]
 
-    def step(self, layer: int) -> None:
-        switch = self.switch
-        view, depth = switch.views[layer], len(switch.views)
-        self.states = [padded.step(state, view, switch.recipe, depth) for state in self.states]
+    def step(self, layer: int, tables: Tables = ()) -> None:
+        view, depth = self.views[layer], len(self.views)
+        states = [replace(state, tables=tables) for state in self.states] if tables else self.states
+        self.states = [padded.step(state, view, self.switch.recipe, depth) for state in states]
 
     def finish(self) -> Tensor:
         pieces = [padded.finish(state) for state in self.states]
         # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits.
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def tell(self) -> Callable[[], Trace]:
+    def tell(self) -> Trace:
         prefix, before = self.switch.prefix, self.switch.recipe.site == "before_block"
-        traces = [Trace(state.steps, prefix, before) for state in self.states]
-        return lambda: join(traces)
+        return join([Trace(state.steps, prefix, before) for state in self.states])
 
 
 class Ragged:
@@ -125,7 +139,7 @@ class Ragged:
     def __init__(self, switch: Switch, x: Tensor):
         self.switch, self.state = switch, packed.start(x, switch.prefix, switch.class_token)
 
-    def step(self, layer: int) -> None:
+    def step(self, layer: int, tables: Tables = ()) -> None:
         switch = self.switch
         self.state = packed.step(self.state, switch.views[layer], switch.recipe, len(switch.views))
 
@@ -142,7 +156,7 @@ class Fused:
     def __init__(self, road: "fused.Road", x: Tensor):
         self.road, self.run = road, road.start(x)
 
-    def step(self, layer: int) -> None:
+    def step(self, layer: int, tables: Tables = ()) -> None:
         self.run.step(layer)
 
     def finish(self) -> Tensor:

@@ -1,13 +1,18 @@
 """The one module that replaces a host's block container, and the only block loop of the library."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import overload
+from dataclasses import replace
+from typing import Any, overload
 
+import torch
 from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
+from adamerge.models.calls import Calls
 from adamerge.models.roads import Road, Runtime, Switch
+from adamerge.models.standin import settle, stand_in
+from adamerge.runtime.padded import Tables
 from adamerge.runtime.trace import Trace
 from adamerge.runtime.view import View
 
@@ -26,34 +31,50 @@ class Stack(nn.Module):
         class_token: bool,
         training: bool,
         runtime: Runtime = "auto",
+        calls: Calls | None = None,
     ):
         super().__init__()
+        self.calls = calls or Calls()
         for name, block in container.named_children():
-            self.add_module(name, block)
+            self.add_module(name, stand_in(block) if self.calls.watched else block)
         # Tuples keep nn.Module from registering them: the owner would otherwise contain itself.
         self._owner = (owner,)
         self._container = (container,)
-        self.views = tuple(views)
+        self._views = tuple(views)
         self.prefix = prefix
         self.class_token = class_token
         self.recipe = recipe
         self.training = training
-        self.switch = Switch(self.views, recipe, prefix, class_token, runtime)
-        self.tell: Callable[[], Trace] | None = None
+        self.switch = Switch(self._views, recipe, prefix, class_token, runtime, rotary=self.calls.tables is not None)
+        self.told: Trace | Callable[[], Trace] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of a model has not run yet."""
+        return {**self.__dict__, "told": None}
 
     @property
     def container(self) -> nn.Module:
-        """What the host had in this place."""
-        return self._container[0]
+        """What the host had in this place, in the state that the stack is in now."""
+        container = self._container[0]
+        container.training = self.training
+        for mine, own in zip(self.children(), container.children(), strict=True):
+            settle(mine, own)
+        return container
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        """A view of each block.  A replica of DataParallel has blocks of its own, on its own device."""
+        if not getattr(self, "_is_replica", False):
+            return self._views
+        blocks = zip(self._views, self.children(), strict=True)
+        return tuple(replace(view, block=block) for view, block in blocks)  # pyright: ignore
 
     @property
     def last(self) -> Trace | None:
         """What the last pass did, worked out when asked for."""
-        if self.tell is None:
-            return None
-        told = self.tell()
-        self.tell = lambda: told
-        return told
+        if callable(self.told):
+            self.told = self.told()
+        return self.told
 
     def forward(self, x: Tensor) -> Tensor:
         run = Run(self)
@@ -63,7 +84,7 @@ class Stack(nn.Module):
         return run.end()
 
     def __len__(self) -> int:
-        return len(self.views)
+        return len(self._views)
 
     def __iter__(self) -> Iterator["Step"]:
         return iter(self[:])
@@ -82,11 +103,7 @@ class Stack(nn.Module):
                 f"blocks of a merged model run in order from the first; [{which.start}:{which.stop}:{which.step}] "
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
-        if getattr(self._owner[0], "grad_checkpointing", False):
-            raise BadOption(
-                "gradient checkpointing would run a merged block twice on different tokens; "
-                "call model.set_grad_checkpointing(False) before running the merged model"
-            )
+        self.calls.check(self._owner[0], list(self.children()))
         run = Run(self)
         return [Step(run, layer) for layer in layers]
 
@@ -101,22 +118,24 @@ class Run:
         self.stack = stack
         self.road: Road | None = None
         self.layer = 0
+        self.given: Tensor | None = None
 
     def begin(self, x: Tensor) -> None:
         """Take the tokens that enter the first block."""
-        self.road, self.layer = self.stack.switch.choose(x, self.stack.training), 0
+        stack = self.stack
+        self.road, self.layer = stack.switch.choose(x, stack.views, stack.training), 0
 
-    def advance(self, layer: int) -> None:
-        """Run one block."""
+    def advance(self, layer: int, tables: Tables = ()) -> None:
+        """Run one block, with the rotary tables that the host hands it."""
         if self.road is None or self.layer != layer:
             raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
-        self.road.step(layer)
+        self.road.step(layer, tables)
         self.layer += 1
 
     def end(self) -> Tensor:
         """The tokens in the host's own shape; what the layers did is kept for `adamerge.trace`."""
         assert self.road is not None
-        self.stack.tell = self.road.tell()
+        self.stack.told = self.road.tell()
         return self.road.finish()
 
 
@@ -126,10 +145,24 @@ class Step:
     def __init__(self, run: Run, layer: int):
         self.run, self.layer = run, layer
 
-    def __call__(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        if attn_mask is not None or is_causal:
-            raise BadOption("attention masks and merging do not go together; call adamerge.remove(model) first")
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        stack = self.run.stack
+        if stack.calls.watched:
+            # Through the module, so that hooks on the block see it run.
+            return stack[self.layer](x, *args, adamerge_step=self, **kwargs)
+        return self.take(x, args, kwargs)
+
+    def take(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block on the tokens that the run holds: the host must hand on what the block before it gave."""
+        run, calls = self.run, self.run.stack.calls
+        tables = calls.read(args, kwargs)
         if self.layer == 0:
-            self.run.begin(x)
-        self.run.advance(self.layer)
-        return self.run.end()
+            run.begin(x.contiguous() if calls.contiguous else x)
+        elif x is not run.given and run.given is not None and not torch.compiler.is_compiling():
+            raise BadOption(
+                f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
+                "around them; a merged model would lose that. Take the hook off, or call adamerge.remove(model)."
+            )
+        run.advance(self.layer, tables)
+        run.given = run.end()
+        return (run.given,) if calls.tuples else run.given

@@ -49,6 +49,7 @@ def apply(model: nn.Module, recipe: Recipe, runtime: Runtime = "auto") -> nn.Mod
         class_token=host.class_token,
         training=(host.stack or host.container).training,
         runtime=runtime,
+        calls=host.calls,
     )
     host.put(stack)
     return model
@@ -58,9 +59,7 @@ def remove(model: nn.Module) -> nn.Module:
     """Give `model` its own blocks back, bit for bit; return it.  A model without merging is left alone."""
     host = find_host(model)
     if host.stack is not None:
-        container = host.container
-        container.training = host.stack.training
-        host.put(container)
+        host.put(host.container)
     return model
 
 

@@ -175,6 +175,7 @@ class _Tally:
         wait()
         begin = time.perf_counter()
         logits = model(images)
+        logits = getattr(logits, "logits", logits)  # transformers gives them a name
         wait()
         self.seconds.append((len(images), time.perf_counter() - begin))
         if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
+from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
 from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally, unfold
@@ -15,6 +16,8 @@ from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import View
 
+Tables = tuple[Tensor, ...]
+
 
 @dataclass(frozen=True)
 class State:
@@ -23,6 +26,7 @@ class State:
     `size`, `place` and `count` speak of patches alone; `count` is None when no row has padding.
     `place` is the first original patch each token stands for.
     `history` says where every original patch went; `steps` is what the layers did so far.
+    `tables` are the host's rotary tables, if it has any, with a row for each original patch.
     """
 
     x: AllTokens
@@ -33,11 +37,31 @@ class State:
     history: Plan
     count: Counts | None = None
     steps: tuple[LayerTrace, ...] = ()
+    tables: Tables = ()
 
     @property
     def layer(self) -> int:
         """The layer that comes next."""
         return len(self.steps)
+
+
+def turn(state: State, view: View, x: Tensor) -> Tensor:
+    """Queries or keys of the patches turned by the places they stand for; those of the prefix as they are."""
+    # Not isinstance: a protocol's check evaluates every property of the view, some of which count parameters.
+    turning = getattr(view, "turn", None)
+    if turning is None:
+        raise BadOption(
+            f"the host handed rotary tables to a block whose view, {type(view).__name__}, has no `turn`; "
+            "give the view one, or refuse the model in its `host` function"
+        )
+    rows = tuple(at_places(table, state.place) for table in state.tables)
+    return torch.cat([x[:, : state.prefix], turning(x[:, state.prefix :], rows)], 1).to(x.dtype)
+
+
+def at_places(table: Tensor, place: Slots) -> Tensor:
+    """The rows of a table, `(patches, k)` or `(heads, patches, k)`, at tokens' places: `(b, n, heads or 1, k)`."""
+    rows = table[..., place, :]
+    return rows.movedim(0, 2) if table.dim() == 3 else rows[:, :, None]
 
 
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
@@ -72,6 +96,8 @@ def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
     """The first half of a block."""
     with stage("qkv"):
         query, key, value = view.qkv(state.x)
+        if state.tables:
+            query, key = turn(state, view, query), turn(state, view, key)
     with stage("attention"):
         extra = bias(state, recipe.proportional_attention)
         attended = attend(view, query, key, value, extra)

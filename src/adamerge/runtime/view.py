@@ -102,3 +102,17 @@ class View(Protocol):
     def project(self, attended: Float[Tensor, "... h k"]) -> Float[Tensor, "... d"]: ...
 
     def mlp(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]: ...
+
+
+@runtime_checkable
+class Positioned(View, Protocol):
+    """A block that turns its queries and keys by the places of their tokens (rotary position embedding).
+
+    The host hands its blocks tables with a row for each patch; a merged token takes the row of its `place`, the first
+    patch it stands for.  Prefix tokens are not turned.  Tables are `(patches, k)` or, with one for each head,
+    `(heads, patches, k)`.
+    """
+
+    def turn(
+        self, x: Float[Tensor, "b n h k"], rows: tuple[Float[Tensor, "b n #h _"], ...]
+    ) -> Float[Tensor, "b n h k"]: ...

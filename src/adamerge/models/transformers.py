@@ -1,0 +1,313 @@
+"""transformers, 4.5x and 5.x: ViT, DeiT, DINOv2 with and without registers, DINOv3, CLIP, SigLIP, VideoMAE and kin."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from transformers import __version__ as VERSION
+
+from adamerge.core.errors import BadOption, UnsupportedModel
+from adamerge.models.calls import WEIGHTS, Calls
+from adamerge.models.host import Host
+from adamerge.models.stack import Stack
+from adamerge.runtime.view import BlockShape
+
+try:
+    from transformers.utils.output_capturing import _active_collector as collector
+except ImportError:  # 4.x has none
+    collector = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a block keeps its parts, as paths from the block: what is called in turn, and three names of numbers."""
+
+    norm: str
+    attention: str
+    projections: tuple[str, str, str]
+    project: tuple[str, ...]
+    mlp: tuple[str, ...]
+    heads: str = "num_attention_heads"
+    scale: str = "scaling"
+    dropout: str = "attention_dropout"
+    biases: tuple[str, ...] = ()
+
+    @property
+    def children(self) -> dict[str, set[str]]:
+        """The children that every module on the way to a part must have, no fewer and no more."""
+        found: dict[str, set[str]] = {}
+        inner = (f"{self.attention}.{name}" for name in self.projections)
+        for path in (self.norm, *inner, *self.project, *self.mlp):
+            steps = path.split(".")
+            for depth in range(len(steps)):
+                found.setdefault(".".join(steps[:depth]), set()).add(steps[depth])
+        return found
+
+    def fits(self, block: nn.Module) -> bool:
+        """Whether a block is built exactly so.  One that has anything else is not known to do the same."""
+        modules = dict(block.named_modules())
+        names = {path: {name for name, _ in module.named_children()} for path, module in modules.items()}
+        if any(names.get(path) != expected for path, expected in self.children.items()):
+            return False
+        return {name for name, _ in modules[self.attention].named_parameters(recurse=False)} == set(self.biases)
+
+
+FLAT, NESTED = ("q_proj", "k_proj", "v_proj"), ("query", "key", "value")
+PLAIN = Layout(
+    "layernorm_before", "attention", FLAT, ("attention.o_proj", "dropout"), ("layernorm_after", "mlp", "dropout")
+)
+OLD = Layout(
+    norm="layernorm_before",
+    attention="attention.attention",
+    projections=NESTED,
+    project=("attention.output.dense", "attention.output.dropout"),
+    mlp=("layernorm_after", "intermediate", "output.dense", "output.dropout"),
+    dropout="dropout_prob",
+)
+BIASED = replace(OLD, biases=("q_bias", "v_bias"))
+SCALED = Layout(
+    norm="norm1",
+    attention="attention",
+    projections=FLAT,
+    project=("attention.o_proj", "layer_scale1", "drop_path"),
+    mlp=("norm2", "mlp", "layer_scale2", "drop_path"),
+)
+OLD_SCALED = replace(
+    SCALED,
+    attention="attention.attention",
+    projections=NESTED,
+    project=("attention.output.dense", "attention.output.dropout", "layer_scale1", "drop_path"),
+    dropout="dropout_prob",
+)
+TURNED = replace(SCALED, heads="num_heads", dropout="dropout")
+PAIRED = Layout(
+    norm="layer_norm1",
+    attention="self_attn",
+    projections=FLAT,
+    project=("self_attn.out_proj",),
+    mlp=("layer_norm2", "mlp"),
+    heads="num_heads",
+    scale="scale",
+    dropout="dropout",
+)
+
+
+def _image(config: Any) -> tuple[int, ...]:
+    size = config.image_size
+    return config.num_channels, *((size, size) if isinstance(size, int) else size)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A family: the class and the possible layouts of its blocks, and its prefix tokens by configuration."""
+
+    layer: str
+    layouts: tuple[Layout, ...]
+    prefix: Callable[[Any], int] = lambda config: 1
+    class_token: bool = True
+    image: Callable[[Any], tuple[int, ...]] = _image
+    tables: str | None = None
+
+
+def _registers(config: Any) -> int:
+    return 1 + config.num_register_tokens
+
+
+DINOV2 = Kind("Dinov2Layer", (SCALED, OLD_SCALED))
+REGISTERS = Kind("Dinov2WithRegistersLayer", (SCALED, OLD_SCALED), _registers)
+DINOV3 = Kind("DINOv3ViTLayer", (TURNED,), _registers, tables="position_embeddings")
+CLIP = Kind("CLIPEncoderLayer", (PAIRED,))
+SIGLIP = Kind("SiglipEncoderLayer", (PAIRED,), lambda config: 0, class_token=False)
+
+# The class of a vision tower -> its kind.  A tower inside another is part of it.
+TOWERS = {
+    "ViTModel": Kind("ViTLayer", (PLAIN, OLD)),
+    "DeiTModel": Kind("DeiTLayer", (PLAIN, OLD), lambda config: 2),
+    "ViTMSNModel": Kind("ViTMSNLayer", (PLAIN, OLD)),
+    "IJepaModel": Kind("IJepaLayer", (PLAIN, OLD), lambda config: 0, class_token=False),
+    "Dinov2Model": DINOV2,
+    "Dinov2Backbone": DINOV2,
+    "Dinov2WithRegistersModel": REGISTERS,
+    "Dinov2WithRegistersBackbone": REGISTERS,
+    "DINOv3ViTModel": DINOV3,
+    "DINOv3ViTBackbone": DINOV3,
+    "CLIPVisionModel": CLIP,
+    "CLIPVisionTransformer": CLIP,
+    "SiglipVisionModel": SIGLIP,
+    "SiglipVisionTransformer": SIGLIP,
+    "VideoMAEModel": Kind(
+        "VideoMAELayer",
+        (OLD, BIASED),
+        lambda config: 0,
+        class_token=False,
+        image=lambda config: (config.num_frames, *_image(config)),
+    ),
+}
+SUPPORTED = "ViT, DeiT, ViT-MSN, I-JEPA, DINOv2 (with or without registers), DINOv3, CLIP, SigLIP and VideoMAE"
+REASONS = {
+    "Beit": "it adds a learned bias for every pair of positions, and a merged token has no single position",
+    "Data2VecVision": "it adds a learned bias for every pair of positions, and a merged token has no single position",
+    "ViTMAE": "it drops patches at random; for its features load the checkpoint as a ViTModel",
+    "Swin": "it attends in windows, which need every patch in its place",
+    "Sam": "it attends in windows, which need every patch in its place",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A transformers block as a View, in the host's own order of operations so that nothing changes in a bit."""
+
+    block: Any
+    layout: Layout
+
+    @property
+    def attention(self) -> Any:
+        return self.block.get_submodule(self.layout.attention)
+
+    @property
+    def heads(self) -> int:
+        return getattr(self.attention, self.layout.heads)
+
+    @property
+    def fused(self) -> bool:
+        return self.attention.config._attn_implementation != "eager"
+
+    @property
+    def scale(self) -> float:
+        return getattr(self.attention, self.layout.scale)
+
+    @property
+    def dropout(self) -> float:
+        return getattr(self.attention, self.layout.dropout) if self.attention.training else 0.0
+
+    @property
+    def shape(self) -> BlockShape:
+        query, key, value = attrgetter(*self.layout.projections)(self.attention)
+        qkv = query.weight.numel() + key.weight.numel() + value.weight.numel()
+        project = query.weight.numel()
+        every = sum(part.weight.numel() for part in self.block.modules() if isinstance(part, nn.Linear))
+        key_dim = query.out_features // self.heads
+        return BlockShape(query.in_features, self.heads, key_dim, qkv, project, every - qkv - project)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = self._call((self.layout.norm,), x)
+        parts: list[Any] = list(attrgetter(*self.layout.projections)(self.attention))
+        if self.layout.biases:
+            first, last = (getattr(self.attention, name) for name in self.layout.biases)
+            biases = first, torch.zeros_like(last, requires_grad=False), last
+            made = [linear(y, part.weight, bias) for part, bias in zip(parts, biases, strict=True)]
+        else:
+            made = [part(y) for part in parts]
+        query, key, value = (part.unflatten(-1, (self.heads, -1)) for part in made)
+        return query, key, value
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self._call(self.layout.project, attended.flatten(-2))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self._call(self.layout.mlp, x)
+
+    def _call(self, paths: tuple[str, ...], x: Tensor) -> Tensor:
+        return reduce(lambda y, path: self.block.get_submodule(path)(y), paths, x)
+
+
+class RotaryBlock(Block):
+    """A block whose queries and keys are turned, cosines first."""
+
+    def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+        cos, sin = rows
+        low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
+        return (x * cos) + (torch.cat((-high, low), dim=-1) * sin)
+
+
+@dataclass(frozen=True)
+class Recorded(Calls):
+    """transformers' way: blocks are watched, and whether attention is recorded is known to the recorder alone."""
+
+    attention: Any = None
+
+    def check(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
+        super().check(owner, blocks)
+        asked = collector.get() if collector is not None else None
+        # 4.x records by a function laid over the forward of every attention module.
+        laid_over = isinstance(vars(self.attention).get("forward"), FunctionType)
+        if laid_over:
+            # It does not clean up behind an error, and would be taken for a request ever after.
+            for block in blocks:
+                for module in block.modules():
+                    vars(module).pop("forward", None)
+        if laid_over or (asked is not None and "attentions" in asked):
+            raise BadOption(WEIGHTS)
+
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+        if torch.compiler.is_exporting():
+            # 5.x cannot skip an empty mask while it is traced, and a traced mask has no values to look at.
+            args = tuple(value for value in args if not isinstance(value, Tensor))
+        return super().read(args, kwargs)
+
+
+def host(model: nn.Module) -> Host:
+    """The host view of a transformers model, or of the vision tower in one; others are refused with the reason."""
+    tower, kind = _tower(model)
+    owner, attribute = _place(tower, kind)
+    found = Host(owner, attribute, (), kind.prefix(tower.config), kind.class_token, kind.image(tower.config))
+    views = tuple(_views(found.container, kind))
+    # Until transformers 4.56, and for CLIP in all of 4.x, blocks return a tuple and can be asked for attention.
+    asks = "output_attentions" in inspect.signature(type(views[0].block).forward).parameters
+    branch_first = views[0].layout is not PAIRED
+    calls = Recorded(kind.tables, asks, True, branch_first, attention=views[0].attention)
+    takes_images = getattr(model, "main_input_name", "") == "pixel_values"
+    return replace(found, views=views, calls=calls, entry=None if takes_images else tower)
+
+
+def _tower(model: nn.Module) -> tuple[Any, Kind]:
+    found: dict[str, tuple[Any, Kind]] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{outer}." if outer else "") for outer in found)
+        kinds = [TOWERS[base.__name__] for base in type(module).__mro__ if base.__name__ in TOWERS]
+        if kinds and not inside:
+            found[path] = module, kinds[0]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    name = type(model).__name__
+    if found:
+        raise UnsupportedModel(f"{name} has {len(found)} vision towers; pass one of {', '.join(found)} instead")
+    reasons = [reason for start, reason in REASONS.items() if name.startswith(start)]
+    why = f": {reasons[0]}" if reasons else ""
+    raise UnsupportedModel(
+        f"transformers' {name} is not supported{why}. Supported are {SUPPORTED}, alone or as the vision tower of "
+        "another model. The nearest is ViTForImageClassification."
+    )
+
+
+def _place(tower: nn.Module, kind: Kind) -> tuple[nn.Module, str]:
+    for owner in tower.modules():
+        for name, child in owner.named_children():
+            blocks = list(child.children())
+            if isinstance(child, (nn.ModuleList, Stack)) and blocks and _is(blocks[0], kind.layer):
+                return owner, name
+    raise UnsupportedModel(
+        f"{type(tower).__name__} of transformers {VERSION} has no list of {kind.layer}; versions 4.5x and 5.x have"
+    )
+
+
+def _is(block: nn.Module, layer: str) -> bool:
+    return any(base.__name__ == layer for base in type(block).__mro__)
+
+
+def _views(container: nn.Module, kind: Kind) -> Iterator[Block]:
+    for number, block in enumerate(container.children()):
+        layouts = [layout for layout in kind.layouts if _is(block, kind.layer) and layout.fits(block)]
+        if not layouts:
+            raise UnsupportedModel(
+                f"block {number} of this model is a {type(block).__name__} built otherwise than {kind.layer} is in "
+                f"transformers 4.5x and 5.x (this is {VERSION}); supported are {SUPPORTED} as the library makes them"
+            )
+        yield (RotaryBlock if kind.tables else Block)(block, layouts[0])
