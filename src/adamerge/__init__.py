@@ -1,12 +1,25 @@
 """Token merging for pretrained Vision Transformers: faster without training, in one call, undoable."""
 
-from adamerge import flops, methods
+from adamerge import flops, methods, presets
 from adamerge.calibrate import calibrate
 from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.models.surgery import apply, remove, trace
+from adamerge.tune import tune
 
 __version__ = "0.1.0"
 
-__all__ = ["AdamergeError", "LayerStats", "Recipe", "apply", "calibrate", "flops", "methods", "remove", "trace"]
+__all__ = [
+    "AdamergeError",
+    "LayerStats",
+    "Recipe",
+    "apply",
+    "calibrate",
+    "flops",
+    "methods",
+    "presets",
+    "remove",
+    "trace",
+    "tune",
+]

@@ -73,7 +73,7 @@ class Adaptive(Protocol):
         """Whether calibration must find a threshold for each layer."""
         ...
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int) -> float:
         """The threshold for one layer, from the links of all calibration images."""
         ...
 
@@ -140,7 +140,7 @@ class ZScore:
     def needs_thresholds(self) -> bool:
         return False
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int = 0) -> float:
         raise BadOption("the z-score rule has no thresholds")
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
@@ -158,18 +158,31 @@ class ZScore:
 class Threshold:
     """Merge every link stronger than the layer's calibrated threshold: as many as the image has.
 
-    `r` is how many that should be on average over the calibration images; calibration finds the thresholds.
+    `r` is how many that should be on average over the calibration images, the same for all layers or one number for
+    each; calibration finds the thresholds.
     """
 
-    r: float
+    r: float | tuple[float, ...]
     stats: LayerStats | None = None
 
     def __post_init__(self) -> None:
-        check_number("r", self.r, at_least=0)
+        for number in self.r if isinstance(self.r, tuple) else (self.r,):
+            check_number("r", number, at_least=0)
 
     @property
     def ragged(self) -> bool:
-        return self.r > 0
+        return any(number > 0 for number in self.r) if isinstance(self.r, tuple) else self.r > 0
+
+    def wanted(self, layer: int) -> float:
+        """How many links should merge at a layer, on average over the calibration images."""
+        if not isinstance(self.r, tuple):
+            return self.r
+        if layer >= len(self.r):
+            raise BadOption(
+                f"r gives a number for each of {len(self.r)} layers but layer {layer} was asked for; "
+                "was it tuned for another model? Give one number for each block of this one."
+            )
+        return self.r[layer]
 
     def with_stats(self, stats: LayerStats | None) -> "Threshold":
         return replace(self, stats=stats)
@@ -178,11 +191,11 @@ class Threshold:
     def needs_thresholds(self) -> bool:
         return True
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int = 0) -> float:
         """The value that `r` links per image exceed on average; what is not finite counts as no link."""
         images = sum(len(batch.value) for batch in links)
         values = torch.cat([batch.value[batch.source & batch.value.isfinite()].double().cpu() for batch in links])
-        rank = round(self.r * images)
+        rank = round(self.wanted(layer) * images)
         if rank >= len(values):
             return LOWEST_THRESHOLD
         values = values.sort(descending=True).values
@@ -196,7 +209,7 @@ class Threshold:
                 "these statistics hold no thresholds, which this recipe needs; "
                 "run `adamerge calibrate --how sequential` for this recipe"
             )
-        if not self.ragged:
+        if self.wanted(evidence.layer) == 0:
             return 0
         return (links.source & (links.value.double() > stats.threshold[evidence.layer])).sum(1)
 

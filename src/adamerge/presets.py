@@ -1,0 +1,94 @@
+"""Recipes that win without tuning: the family, and how its merges are spread over the layers, at any cost."""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from adamerge.core.budget import Threshold
+from adamerge.core.errors import BadOption
+from adamerge.core.match import Alternating, Bipartite, Keys, Protect
+from adamerge.core.recipe import BySalience, BySize, Recipe
+from adamerge.core.salience import AttentionShare, ClassShare, Uniform
+from adamerge.images import Images
+from adamerge.solve import Sense, Target
+from adamerge.tuning.bench import Bench, Loss, gather
+from adamerge.tuning.journal import Journal
+from adamerge.tuning.schedule import ALL, Rates, shape
+from adamerge.tuning.search import Search, quiet
+
+# Found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
+STRENGTH = 0.75
+
+
+def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | tuple[float, ...] = 0.0) -> Recipe:
+    """Merge where little is lost: the distance of a token to its partner, times how much the class token looks at it.
+
+    Counts are cut at calibrated thresholds, so that an image merges as much as it can spare; merged tokens are averaged
+    in proportion to how much is made of them.  Models without a class token use the attention of all tokens instead.
+
+    Args:
+        strength: how much attention protects from merging; 0 leaves distance alone.
+        class_token: whether the model has one.
+        r: tokens merged at each layer on average over the calibration images; `best` and `tune` choose them.
+    """
+    return Recipe(
+        site="after_attention",
+        salience=ClassShare() if class_token else AttentionShare(),
+        links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(strength)),
+        budget=Threshold(r),
+        weight=BySalience(),
+        proportional_attention=True,
+    )
+
+
+def families(class_token: bool) -> list[Recipe]:
+    """The families worth a try on a model, the likeliest first."""
+    first = protect(class_token=class_token)
+    if class_token:
+        return [first, replace(first, weight=BySize())]
+    plain = replace(first, salience=Uniform(), links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(0.0)))
+    return [first, replace(first, weight=BySize()), replace(plain, weight=BySize())]
+
+
+def rates(cut: float, depth: int, class_token: bool = True) -> Rates:
+    """How the merges of a cut are spread over the layers: late while little is cut, from a sixth of the depth on else.
+
+    Nothing reads the patches after the last attention but a pooling head, so with a class token they all go there.
+    """
+    first = round(depth * (0.33 if cut <= 0.25 else 0.25 if cut <= 0.45 else 0.17))
+    return shape(depth, min(first, depth - 1), slope=1.0, last=ALL if class_token else None)
+
+
+def best(
+    model: nn.Module,
+    images: Images,
+    cut: float = 0.3,
+    *,
+    count: Sense = "true",
+    gmacs: float | None = None,
+    loss: Loss | None = None,
+) -> Recipe:
+    """The preset at a wanted cost, calibrated on unlabelled images in a few passes; nothing is searched.
+
+    Args:
+        model: a supported model; it is left as it was found.
+        images: what the cost is met on: a tensor, or an iterable of batches or of `(images, labels)`.
+        cut: the share of the cost to save.
+        count: which count of multiply-accumulates, the true one or the paper's.
+        gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
+        loss: what the model's output is compared by; see `tune`.
+    """
+    bench = Bench(model, gather(model, images), sense=count, loss=loss)
+    target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
+    return settle(bench, target)
+
+
+def settle(bench: Bench, target: Target) -> Recipe:
+    """The preset at a target on a bench."""
+    goal, host = target.macs(bench.full), bench.host
+    if not goal < bench.full:
+        raise BadOption(f"{target} is no saving: the unmerged model costs {bench.full / 1e9:.4g} GMACs")
+    search = Search(bench, goal, Journal(None, {}), seed=0, until=torch.inf, tries=1, bar=quiet())
+    spread = rates(1 - goal / bench.full, host.depth, host.class_token)
+    return bench.sweep(search.attempt(protect(class_token=host.class_token), spread).recipe).recipe
