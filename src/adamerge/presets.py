@@ -51,13 +51,13 @@ def families(class_token: bool) -> list[Recipe]:
     return [first, replace(first, weight=BySize()), replace(plain, weight=BySize())]
 
 
-def rates(cut: float, depth: int, class_token: bool = True) -> Rates:
+def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:
     """How the merges of a cut are spread over the layers: late while little is cut, from a sixth of the depth on else.
 
-    Nothing reads the patches after the last attention but a pooling head, so with a class token they all go there.
+    Where nothing reads the patches after the last attention, all that can merge there do; `reads_patches` spares them.
     """
     first = round(depth * (0.33 if cut <= 0.25 else 0.25 if cut <= 0.45 else 0.17))
-    return shape(depth, min(first, depth - 1), slope=1.0, last=ALL if class_token else None)
+    return shape(depth, min(first, depth - 1), slope=1.0, last=None if reads_patches else ALL)
 
 
 def best(
@@ -90,5 +90,5 @@ def settle(bench: Bench, target: Target) -> Recipe:
     if not goal < bench.full:
         raise BadOption(f"{target} is no saving: the unmerged model costs {bench.full / 1e9:.4g} GMACs")
     search = Search(bench, goal, Journal(None, {}), seed=0, until=torch.inf, tries=1, bar=quiet())
-    spread = rates(1 - goal / bench.full, host.depth, host.class_token)
+    spread = rates(1 - goal / bench.full, host.depth, bench.reads_patches)
     return bench.sweep(search.attempt(protect(class_token=host.class_token), spread).recipe).recipe

@@ -179,11 +179,11 @@ def seek(
         try:
             for family, start in starts:
                 search.attempt(family, start)
-            default = rates(cut, depth, host.class_token)
+            default = rates(cut, depth, bench.reads_patches)
             for family in families(host.class_token):
                 search.attempt(family, default)
             if not starts:
-                search.improve(lambda best: ((best.family, spread) for spread in _spreads(depth, host.class_token)))
+                search.improve(lambda best: ((best.family, spread) for spread in _spreads(depth, bench.reads_patches)))
             search.improve(strengths)
             search.walk()
             while search.improve(lambda best: strengths(best, (0.8, 1.25))):
@@ -204,11 +204,11 @@ def split(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return list(everyone[~out].split(size)), list(everyone[out].split(size))
 
 
-def _spreads(depth: int, class_token: bool) -> list[Rates]:
+def _spreads(depth: int, reads_patches: bool) -> list[Rates]:
     """Where merging may begin, and how it may grow from there."""
     firsts = sorted({min(round(share * depth), depth - 1) for share in (0.09, 0.17, 0.25, 0.34)})
-    found = [shape(depth, first, slope, ALL if class_token else None) for first in firsts for slope in (0.0, 1.5)]
-    return [*found, *([shape(depth, first, 1.5) for first in firsts[1:2]] if class_token else [])]
+    last = None if reads_patches else ALL
+    return [shape(depth, first, slope, last) for first in firsts for slope in (0.0, 1.0, 2.0)]
 
 
 def _task(bench: Bench, target: Target, seed: int, count: str) -> dict[str, Any]:

@@ -1,20 +1,22 @@
 """A merging method is a choice of parts."""
 
 import json
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.core.budget import Adaptive, Budget
-from adamerge.core.errors import BadOption
+from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.match import Links, Matching
 from adamerge.core.parts import from_json, part, to_json
 from adamerge.core.plan import Plan, fold
 from adamerge.core.select import Order, select
-from adamerge.core.stats import LayerStats
+from adamerge.core.stats import LayerStats, write_atomically
 from adamerge.core.types import Features, Mask, PerToken
 
 Site = Literal["before_block", "after_attention"]
@@ -153,6 +155,22 @@ class Recipe:
                 "It needs no calibration and can be applied as it is."
             )
         return replace(self, budget=self.budget.with_stats(stats))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe with its statistics to a JSON file, whole or not at all."""
+        write_atomically(path, self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Recipe":
+        """Read the recipe that `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadOption(f"cannot read the recipe {path}: {error}. Make it with `adamerge tune`.") from error
+        try:
+            return Recipe.from_json(text)
+        except (BadOption, BadStats) as error:
+            raise type(error)(f"{path}: {error}") from error
 
     def to_json(self) -> str:
         """The recipe, with its statistics, as JSON text."""

@@ -1,5 +1,6 @@
 """Putting merging into a model and taking it out again."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,14 @@ from adamerge.models.stack import Stack
 from adamerge.runtime.trace import Trace
 
 
-def apply(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Make `model` merge tokens as `recipe` says, in place; return it.
+def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str]) -> nn.Module:
+    """Make `model` merge tokens as `recipe` says, or a file that `Recipe.save` wrote, in place; return it.
 
     Applying again replaces the recipe.  Parameters, `state_dict` keys, input and output shapes stay what they were.
     Nothing is changed when the model or the recipe is refused.
     """
+    if isinstance(recipe, (str, os.PathLike)):
+        recipe = Recipe.load(recipe)
     if not isinstance(recipe, Recipe):
         raise BadOption(
             f"expected a Recipe such as adamerge.methods.adamerge(r_max=14, stats=stats), got {type(recipe).__name__}"

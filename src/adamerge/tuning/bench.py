@@ -64,6 +64,7 @@ class Bench:
             self.starts = [self._start(batch) for batch in self.images]
             outputs = [model(batch) for batch in self.images]
             self.loss: Loss = _kind(loss, model, outputs[0])
+            self.reads_patches = self.loss == "features" or self._patches_matter()
             tokens = [self._unmerged(start) for start in self.starts] if self.loss == "features" else None
             self.wanted = [self._judged(out, None if tokens is None else tokens[i]) for i, out in enumerate(outputs)]
 
@@ -134,6 +135,18 @@ class Bench:
             state, _ = padded.attention(state, view, none())
             state = replace(state, x=state.x + view.mlp(state.x))
         return state.x
+
+    def _patches_matter(self) -> bool:
+        """Whether anything after the blocks looks at the patches: where not, they need not survive the last one."""
+        image = self.images[0][:1]
+        tokens = self._unmerged(self._start(image))
+        blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
+        outputs = []
+        for given in (tokens, blank):
+            self.host.put(_Given(given))
+            outputs.append(self.model(image))
+        self.host.put(self.host.container)
+        return not torch.equal(*outputs)
 
     def _judged(self, output: Any, tokens: Tensor | None) -> tuple[Tensor, ...]:
         if tokens is None:

@@ -7,6 +7,7 @@ import torch
 
 from adamerge.core.budget import check_number
 from adamerge.core.errors import BadOption
+from adamerge.core.recipe import Recipe
 from adamerge.models.surgery import apply, borrowed
 from adamerge.solve import Target
 from adamerge.tuning.bench import Bench
@@ -25,7 +26,12 @@ def cut_of(bench: Bench, ratio: float) -> float:
     measured = []
     low = 0.0
     for cut in CUTS:
-        reached = _ratio(bench, settle(bench, Target(cut=cut)))
+        try:
+            recipe = settle(bench, Target(cut=cut))
+        except BadOption as error:
+            measured.append(f"a cut of {cut:.0%} cannot be had ({error})")
+            continue
+        reached = _ratio(bench, recipe)
         measured.append(f"{reached:.2f} at a cut of {cut:.0%}")
         if reached <= ratio:
             break
@@ -45,7 +51,7 @@ def cut_of(bench: Bench, ratio: float) -> float:
     return high
 
 
-def _ratio(bench: Bench, recipe) -> float:
+def _ratio(bench: Bench, recipe: Recipe) -> float:
     """The merged model's time over the unmerged one's: medians over repeats that take turns."""
     model, batch = bench.model, bench.images[0]
     times: tuple[list[float], list[float]] = ([], [])

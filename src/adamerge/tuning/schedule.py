@@ -18,7 +18,9 @@ Rates = tuple[float, ...]
 MOST = 0.5
 # Beyond any share that can merge: the layer merges all it can.
 ALL = 50.0
-STEPS = 60
+LIMIT = 2.0**16
+HELP = 0.05
+STEPS = 80
 
 
 def shape(depth: int, first: int, slope: float = 0.0, last: float | None = None) -> Rates:
@@ -53,15 +55,16 @@ def fit(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sens
     if _scaled_cost(rates, 0.0, prices, recipe, sense) < goal:
         # What merges all saves more than was asked for: then it, too, merges only as much as it takes.
         rates = tuple(min(rate, math.log(2)) for rate in rates)
-    low, high = 0.0, 1.0
-    while _scaled_cost(rates, high, prices, recipe, sense) > goal:
-        high *= 2
-        if high > 2**20:
-            least = _scaled_cost(rates, high, prices, recipe, sense)
-            raise BadOption(
-                f"{goal / 1e9:.4g} GMACs are asked for, but merging every second token at each layer of this schedule "
-                f"leaves {least / 1e9:.4g}; ask for a smaller cut"
-            )
+    if _scaled_cost(rates, LIMIT, prices, recipe, sense) > goal:
+        # Not enough layers merge; the others help out, late and little.
+        rates = tuple(max(rate, HELP * max(rates)) for rate in rates)
+    low, high = 0.0, LIMIT
+    if _scaled_cost(rates, high, prices, recipe, sense) > goal:
+        least = _scaled_cost(rates, high, prices, recipe, sense)
+        raise BadOption(
+            f"{goal / 1e9:.4g} GMACs are asked for, but merging every second token at each layer still leaves "
+            f"{least / 1e9:.4g}; ask for a smaller cut"
+        )
     for _ in range(STEPS):
         middle = (low + high) / 2
         if _scaled_cost(rates, middle, prices, recipe, sense) > goal:
