@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from adamerge.core.budget import Threshold
+from adamerge.core.combine import MeanNorm
 from adamerge.core.errors import BadOption
-from adamerge.core.match import Alternating, Bipartite, Keys, Protect
+from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import BySalience, BySize, Recipe
 from adamerge.core.salience import AttentionShare, ClassShare, Uniform
 from adamerge.images import Images
@@ -25,7 +26,8 @@ def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | 
     """Merge where little is lost: the distance of a token to its partner, times how much the class token looks at it.
 
     Counts are cut at calibrated thresholds, so that an image merges as much as it can spare; merged tokens are averaged
-    in proportion to how much is made of them.  Models without a class token use the attention of all tokens instead.
+    in proportion to how much is made of them, and keep their length.  Models without a class token use the attention of
+    all tokens instead.
 
     Args:
         strength: how much attention protects from merging; 0 leaves distance alone.
@@ -38,6 +40,7 @@ def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | 
         links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(strength)),
         budget=Threshold(r),
         weight=BySalience(),
+        combine=MeanNorm(),
         proportional_attention=True,
     )
 
@@ -45,10 +48,11 @@ def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | 
 def families(class_token: bool) -> list[Recipe]:
     """The families worth a try on a model, the likeliest first."""
     first = protect(class_token=class_token)
+    tokens = replace(first, links=Bipartite(Alternating(from_prefix=True), Tokens(), Protect(STRENGTH)))
     if class_token:
-        return [first, replace(first, weight=BySize())]
-    plain = replace(first, salience=Uniform(), links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(0.0)))
-    return [first, replace(first, weight=BySize()), replace(plain, weight=BySize())]
+        return [first, tokens, replace(first, weight=BySize())]
+    plain = replace(tokens, salience=Uniform(), weight=BySize())
+    return [plain, first, replace(plain, links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(0.0)))]
 
 
 def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:

@@ -208,9 +208,7 @@ def test_a_layer_that_should_merge_nothing_never_asks_the_device():
 
 
 def test_a_schedule_for_another_depth_is_refused():
-    with pytest.raises(
-        BadOption, match="r gives a number for each of 2 layers but layer 2 was asked for; was it "
-    ):
+    with pytest.raises(BadOption, match="r gives a number for each of 2 layers but layer 2 was asked for; was it "):
         Threshold((1.0, 2.0)).wanted(2)
 
 

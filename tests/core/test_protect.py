@@ -19,13 +19,13 @@ SHARES = [ClassShare(), AttentionShare()]
 
 def attended(b: int, n: int, seed: int, count: torch.Tensor | None = None, prefix: int = 1) -> Evidence:
     """Evidence after attention, with a class token."""
-    parts = [noise(b, prefix + n, 2, 4, seed=seed + i) for i in range(3)]
+    query, key, value = (noise(b, prefix + n, 2, 4, seed=seed + i) for i in range(3))
     bias = None
     if count is not None:
         here = torch.arange(n) < count[:, None]
         bias = torch.zeros(b, n, dtype=torch.float64).masked_fill(~here, float("-inf"))
         bias = torch.nn.functional.pad(bias, (prefix, 0))[:, None, None]
-    heads = Heads(*parts, 0.5, bias)
+    heads = Heads(query, key, value, 0.5, bias)
     return replace(seen(noise(b, n, 8, seed=seed + 3), count=count, prefix=prefix), heads=heads, class_token=True)
 
 

@@ -1,0 +1,286 @@
+"""Tune at several cuts and compare with every rival, each with its own parameters tuned just as freely.
+
+Rivals are solved for the cost and chosen by their divergence on the tuning images; everybody is judged on others.
+Rows are written as they are found.  Images are a folder (root/class/image) or a file that torch.save wrote with
+`images` (uint8, cropped for the model, or float, preprocessed) and `labels`.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adamerge.bootstrap import intervals, paired
+from adamerge.cli.loading import load_data, load_model
+from adamerge.core.budget import Adaptive
+from adamerge.core.errors import BadOption
+from adamerge.core.recipe import Recipe
+from adamerge.data import spread
+from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.methods import METHODS
+from adamerge.presets import settle
+from adamerge.solve import Target
+from adamerge.tune import seek, split
+from adamerge.tuning.bench import AT_ONCE, AT_ONCE_ELSEWHERE, Bench, Outcome
+from adamerge.tuning.journal import Journal
+from adamerge.versions import versions
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PROPORTIONAL = {"proportional_attention": (True, False)}
+# What each method leaves open; the first value of each is its default.  The knob is solved for the cost.
+OPEN: dict[str, dict[str, tuple[Any, ...]]] = {
+    "tome": PROPORTIONAL,
+    "pitome": {"margin": (0.9, 0.75, 0.5), **PROPORTIONAL},
+    "dsm": {"delay": (4, 1, 2, 3, 5, 6), "windows": (False, True)},
+    "tofu": {"until": (0.5, 0.25, 0.75)},
+    "evit": {"proportional_attention": (False, True)},
+    "ats": {"first": (0.25, 0.1, 0.4), "proportional_attention": (False, True)},
+    "dymu": PROPORTIONAL,
+    "vid_tldr": PROPORTIONAL,
+    "adamerge": {
+        "affinity": ("dot", "cosine"),
+        "direction": ("published", "protecting"),
+        "split": ("sequential", "alternating"),
+    },
+    "random": {},
+}
+# The published choice goes with the published average; the exchanged split with sizes.
+EXCHANGED = {"averaging": "size", "proportional_attention": True}
+FIELDS = (
+    "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
+    "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
+    "tuned_minus_this_low", "tuned_minus_this_high", "tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high",
+    "sweeps", "seconds", "tune_images", "judge_images", "device", "dtype", "date", "versions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A method at a cut: the recipe, what it lost and cost on the tuning images."""
+
+    method: str
+    options: dict[str, Any]
+    knob: float | None
+    recipe: Recipe
+    loss: float
+    cut: float
+    untuned: bool
+    sweeps: int = 0
+    seconds: float = 0.0
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--tune", default="embedded", help="images to tune on: a folder, a .pt file, or 'embedded'")
+    parser.add_argument("--judge", default="embedded", help="images to judge on, likewise")
+    parser.add_argument("--tune-images", type=int, default=512)
+    parser.add_argument("--judge-images", type=int, default=2000)
+    parser.add_argument("--cuts", default="0.3,0.4,0.2,0.5,0.1,0.6")
+    parser.add_argument("--tries", type=int, default=60, help="recipes to try at the first cut; half as many later")
+    parser.add_argument("--methods", default=",".join(OPEN))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--recipes", type=Path, help="a folder for the tuned recipes")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    model = load_model(arguments.model, arguments.weights, False, arguments.device, arguments.dtype)
+    frontier = Frontier(model, arguments)
+    with (arguments.out or RESULTS / f"frontier-{arguments.model}.csv").open("w", newline="", encoding="utf-8") as file:
+        table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        table.writeheader()
+        for cut in map(float, arguments.cuts.split(",")):
+            for row in frontier.rows(cut):
+                table.writerow(row)
+            file.flush()
+
+
+class Frontier:
+    """A model with images to tune and to judge on; the recipe tuned last is where the next search starts."""
+
+    def __init__(self, model: nn.Module, arguments: argparse.Namespace):
+        self.model, self.arguments = model, arguments
+        self.begin = time.monotonic()
+        tune, _ = read(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED)
+        judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
+        size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
+        # Rivals choose and calibrate on the very images that are searched on.
+        self.bench = Bench(model, split(list(tune.split(size)))[0])
+        self.one = Bench(model, [tune[:1]])
+        self.judges = Bench(model, list(judge.split(size)))
+        self.full = torch.cat([wanted[0].argmax(1) for wanted in self.judges.wanted]).cpu()
+        self.starts: tuple[Any, ...] = ()
+        top1 = (self.full == self.labels).double().mean().item()
+        self.say(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        print(f"[{time.monotonic() - self.begin:6.1f} s] {text}", flush=True)
+
+    def rows(self, cut: float) -> Iterator[dict[str, Any]]:
+        """Everybody at one cut, the tuned recipe first."""
+        target = Target(cut=cut)
+        tuned = self.tuned(target)
+        judged = {"tuned": self.judges.sweep(tuned.recipe, calibrate=False)}
+        yield self.row(cut, tuned, judged["tuned"], judged["tuned"], best=True)
+        preset = settle(self.bench, target)
+        outcome = self.bench.sweep(preset, calibrate=False)
+        found = Found("preset", {}, None, preset, *self.figures(outcome), True)
+        yield self.row(cut, found, self.judges.sweep(preset, calibrate=False), judged["tuned"], best=True)
+        for method in self.arguments.methods.split(","):
+            variants = list(self.variants(method, target))
+            if not variants:
+                self.say(f"{method} cannot cut {cut:.0%}")
+                continue
+            best = min(variants, key=lambda one: one.loss)
+            for one in variants:
+                if one is best or one.untuned:
+                    outcome = self.judges.sweep(one.recipe, calibrate=False)
+                    yield self.row(cut, one, outcome, judged["tuned"], best=one is best)
+
+    def tuned(self, target: Target) -> Found:
+        """The tuned recipe; where one was found at another cut, the search starts from it."""
+        begin, swept = time.monotonic(), self.bench.sweeps
+        tries = self.arguments.tries // (2 if self.starts else 1)
+        journal = Journal(None, {})
+        options: dict[str, Any] = {"seed": self.arguments.seed, "until": torch.inf, "progress": False}
+        trial, tried = seek(self.bench, target, journal, tries=tries, starts=self.starts, **options)
+        if not self.starts:
+            self.starts = ((trial.family, trial.rates),)
+        outcome = self.bench.sweep(trial.recipe)
+        if self.arguments.recipes is not None:
+            outcome.recipe.save(self.arguments.recipes / f"{self.arguments.model}-cut-{100 * target.cut:.0f}.json")  # pyright: ignore
+        spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
+        shown = {"tried": tried, "family": trial.family.to_json(), "rates": [round(rate, 4) for rate in trial.rates]}
+        return Found("tuned", shown, None, outcome.recipe, *self.figures(outcome), False, passes, spent)
+
+    def variants(self, name: str, target: Target) -> Iterator[Found]:
+        """Every setting of a method, solved for the cost; those that cannot reach it are left out."""
+        choices = OPEN[name]
+        for number, values in enumerate(itertools.product(*choices.values())):
+            options = dict(zip(choices, values, strict=True))
+            if options.get("split") == "alternating":
+                options |= EXCHANGED
+            begin, swept = time.monotonic(), self.bench.sweeps
+            try:
+                knob, outcome = self.solved(name, options, target)
+            except BadOption:
+                continue
+            spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
+            yield Found(name, options, knob, outcome.recipe, *self.figures(outcome), number == 0, passes, spent)
+
+    def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, Outcome]:
+        """The knob that meets the target, by interpolation and halving in turn."""
+        method, goal = METHODS[name], target.macs(self.bench.full)
+
+        def sweep(bench: Bench, knob: float) -> Outcome:
+            return bench.sweep(method(**{**options, str(method.knob): knob}))
+
+        gentle = method(**{**options, str(method.knob): method.gentle})
+        varies = isinstance(gentle.budget, Adaptive) or gentle.ragged or options.get("windows", False)
+        bench = self.bench if varies else self.one
+        knob = meet(lambda knob: sweep(bench, knob).macs.mean().item(), method.gentle, method.strong, goal)
+        return knob, sweep(self.bench, knob)
+
+    def figures(self, outcome: Outcome) -> tuple[float, float]:
+        """The mean loss and the cut."""
+        return outcome.loss.mean().item(), 1 - outcome.macs.mean().item() / self.bench.full
+
+    def row(self, cut: float, found: Found, mine: Outcome, tuned: Outcome, best: bool) -> dict[str, Any]:
+        """One line of the table."""
+        right, theirs = self.right(mine), self.right(tuned)
+        (kl,) = intervals(mine.loss[:, None])
+        delta, against = paired(right, (self.full == self.labels).double()), paired(tuned.loss, mine.loss)
+        points, now = paired(theirs, right), datetime.now(timezone.utc)
+        self.say(
+            f"cut {cut:.0%} {found.method:9} {'best' if best else 'default':7} KL {kl.mean:.4f}, tuned/this "
+            f"{tuned.loss.mean().item() / max(kl.mean, 1e-12):.2f}, {100 * delta.mean:+.2f} points, "
+            f"really {self.figures(mine)[1]:.1%}, {found.seconds:.0f} s, {found.sweeps} sweeps"
+        )
+        return {
+            "model": self.arguments.model,
+            "cut": cut,
+            "method": found.method,
+            "options": json.dumps(found.options),
+            "knob": found.knob,
+            "untuned": found.untuned,
+            "best": best,
+            "tune_kl": found.loss,
+            **_ends("kl", kl, 1),
+            "top1": right.mean().item(),
+            **_ends("delta_top1", delta, 100),
+            "cut_tune": found.cut,
+            "cut_judge": self.figures(mine)[1],
+            "tuned_ratio": tuned.loss.mean().item() / max(kl.mean, 1e-12),
+            **_ends("tuned_minus_this", against, 1),
+            "tuned_top1_minus_this": 100 * points.mean,
+            "tuned_top1_low": 100 * points.low,
+            "tuned_top1_high": 100 * points.high,
+            "sweeps": found.sweeps,
+            "seconds": round(found.seconds, 2),
+            "tune_images": self.bench.number,
+            "judge_images": len(self.labels),
+            "device": versions(self.arguments.device)["device"],
+            "dtype": self.arguments.dtype,
+            "date": now.strftime("%Y-%m-%d"),
+            "versions": json.dumps(versions(self.arguments.device)),
+        }
+
+    def right(self, outcome: Outcome) -> Tensor:
+        """Which images got their own label."""
+        assert outcome.choice is not None
+        return (outcome.choice == self.labels).double()
+
+
+def _ends(name: str, interval: Any, scale: float) -> dict[str, float]:
+    ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+    return {name + end: scale * value for end, value in ends.items()}
+
+
+def meet(cost: Callable[[float], float], gentle: float, strong: float, goal: float, tries: int = 14) -> float:
+    """The knob between two whose cost is nearest to the goal, within 0.3 %."""
+    ends = [(cost(gentle), gentle), (cost(strong), strong)]
+    if not ends[1][0] <= goal <= ends[0][0]:
+        raise BadOption("out of reach")
+    seen = list(ends)
+    for turn in range(tries):
+        (high, mild), (low, hard) = ends
+        share = 0.5 if turn % 3 == 2 else min(max((high - goal) / max(high - low, 1e-9), 0.03), 0.97)
+        knob = mild + share * (hard - mild)
+        found = (cost(knob), knob)
+        seen.append(found)
+        if abs(found[0] / goal - 1) < 0.003:
+            break
+        ends = [found, ends[1]] if found[0] > goal else [ends[0], found]
+    return min(seen, key=lambda one: abs(one[0] - goal))[1]
+
+
+def read(model: nn.Module, source: str, limit: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images and labels from a folder, a file or the embedded generator."""
+    if not source.endswith(".pt"):
+        pairs = list(load_data(model, source, seed=seed, batch_size=64, workers=2, limit=limit))
+        return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
+    content = torch.load(source, weights_only=True)
+    chosen = torch.tensor(spread(len(content["labels"]), limit))
+    images, labels = content["images"][chosen], content["labels"][chosen]
+    if images.dtype == torch.uint8:
+        config = model.pretrained_cfg  # pyright: ignore[reportAttributeAccessIssue]
+        mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))  # pyright: ignore
+        images = (images.float() / 255 - mean) / std
+    return images, labels
+
+
+if __name__ == "__main__":
+    main()
