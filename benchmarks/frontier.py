@@ -7,7 +7,6 @@ Rows are written as they are found.  Images are a folder (root/class/image) or a
 
 import argparse
 import csv
-import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -35,26 +34,28 @@ from adamerge.tuning.journal import Journal
 from adamerge.versions import versions
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PROPORTIONAL = {"proportional_attention": (True, False)}
-# What each method leaves open; the first value of each is its default.  The knob is solved for the cost.
-OPEN: dict[str, dict[str, tuple[Any, ...]]] = {
-    "tome": PROPORTIONAL,
-    "pitome": {"margin": (0.9, 0.75, 0.5), **PROPORTIONAL},
-    "dsm": {"delay": (4, 1, 2, 3, 5, 6), "windows": (False, True)},
-    "tofu": {"until": (0.5, 0.25, 0.75)},
-    "evit": {"proportional_attention": (False, True)},
-    "ats": {"first": (0.25, 0.1, 0.4), "proportional_attention": (False, True)},
-    "dymu": PROPORTIONAL,
-    "vid_tldr": PROPORTIONAL,
-    "adamerge": {
-        "affinity": ("dot", "cosine"),
-        "direction": ("published", "protecting"),
-        "split": ("sequential", "alternating"),
-    },
-    "random": {},
+WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
+UNWEIGHED = WEIGHED[::-1]
+EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
+# What each method leaves open; the first setting is its default.  The knob is solved for the cost.
+OPEN: dict[str, list[dict[str, Any]]] = {
+    "tome": WEIGHED,
+    "pitome": [{"margin": margin} | weighed for weighed in WEIGHED for margin in (0.9, 0.75, 0.5)],
+    "dsm": [{"delay": delay} for delay in (4, 1, 2, 3, 5, 6)] + [{"delay": delay, "windows": True} for delay in (2, 4)],
+    "tofu": [{"until": until} | weighed for weighed in WEIGHED for until in (0.5, 0.25, 0.75)],
+    "evit": UNWEIGHED,
+    "ats": [{"first": first} | weighed for weighed in UNWEIGHED for first in (0.25, 0.1, 0.4)],
+    "dymu": WEIGHED,
+    "vid_tldr": WEIGHED,
+    "adamerge": [
+        {},
+        {"affinity": "cosine"},
+        {"affinity": "cosine", **EXCHANGED},
+        {"affinity": "cosine", "direction": "protecting", **EXCHANGED},
+        {"direction": "protecting", **EXCHANGED},
+    ],
+    "random": [{}],
 }
-# The published choice goes with the published average; the exchanged split with sizes.
-EXCHANGED = {"averaging": "size", "proportional_attention": True}
 FIELDS = (
     "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
     "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
@@ -168,11 +169,7 @@ class Frontier:
 
     def variants(self, name: str, target: Target) -> Iterator[Found]:
         """Every setting of a method, solved for the cost; those that cannot reach it are left out."""
-        choices = OPEN[name]
-        for number, values in enumerate(itertools.product(*choices.values())):
-            options = dict(zip(choices, values, strict=True))
-            if options.get("split") == "alternating":
-                options |= EXCHANGED
+        for number, options in enumerate(OPEN[name]):
             begin, swept = time.monotonic(), self.bench.sweeps
             try:
                 knob, outcome = self.solved(name, options, target)
