@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/results.md from the rows in benchmarks/results; `--check` only compares."""
+"""Write the tables of the README and the docs from the rows in benchmarks/results; `--check` only compares."""
 
 import csv
 import sys
@@ -54,6 +54,60 @@ def long_table(model: str) -> str:
     return "\n".join(lines)
 
 
+def frontier_table() -> str:
+    """The tuned recipe and the preset beside the best rival at each cut, for every model that was measured."""
+    parts = []
+    for path in sorted(RESULTS.glob("frontier-*.csv")):
+        with path.open(encoding="utf-8", newline="") as file:
+            found = list(csv.DictReader(file))
+        parts.append(_frontier_of(path.stem.removeprefix("frontier-"), found))
+    return "\n\n".join(parts)
+
+
+def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
+    first = found[0]
+    lines = [
+        f"### {model}",
+        "",
+        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others; {first['dtype']} on "
+        f"{first['device']}, {first['date']}.",
+        "",
+        "| cut | tuned: KL (on the tuning images), points | best rival, tuned as freely: KL, points | tuned − rival "
+        "[95 %] | ratio | preset: KL | best untuned rival: KL | passes, seconds |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for cut in sorted({row["cut"] for row in found}, key=float):
+        here = [row for row in found if row["cut"] == cut]
+        (tuned,), (preset,) = ([row for row in here if row["method"] == name] for name in ("tuned", "preset"))
+        rivals = [row for row in here if row["method"] not in ("tuned", "preset")]
+        free = min((row for row in rivals if row["best"] == "True"), key=_kl)
+        plain = min((row for row in rivals if row["untuned"] == "True"), key=_kl)
+        lines.append(
+            f"| {float(cut):.0%} | **{_kl(tuned):.4f}** ({float(tuned['tune_kl']):.4f}), "
+            f"{float(tuned['delta_top1']):+.2f} | {free['method']} {_kl(free):.4f}, {float(free['delta_top1']):+.2f} | "
+            f"{_interval(free, 'tuned_minus_this', 4)} | {float(free['tuned_ratio']):.2f} | {_kl(preset):.4f} | "
+            f"{plain['method']} {_kl(plain):.4f} | {tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def ablation_table() -> str:
+    """What the frontier's family is made of, one change at a time."""
+    with (RESULTS / "ablation-frontier.csv").open(encoding="utf-8", newline="") as file:
+        head, *found = csv.reader(file)
+    head = ["KL", *(name.replace("_patch16_224 cut ", ", ") for name in head[1:])]
+    lines = [
+        head,
+        ["---", *["---:"] * 5, "---"],
+        *([*row[:1], *(f"{float(x):.4f}" for x in row[1:6]), row[6]] for row in found),
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _kl(row: dict[str, str]) -> float:
+    return float(row["kl"])
+
+
 def _interval(row: dict[str, str], name: str, digits: int) -> str:
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     return f"{value:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
@@ -73,11 +127,14 @@ def filled(text: str, name: str, table: str) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
-    readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
+    readme, results, frontier = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "frontier.md"
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
         readme: filled(readme.read_text(encoding="utf-8"), "comparison", short_table()),
         results: filled(results.read_text(encoding="utf-8"), "comparison", long),
+        frontier: filled(
+            filled(frontier.read_text(encoding="utf-8"), "frontier", frontier_table()), "ablation", ablation_table()
+        ),
     }
 
 
