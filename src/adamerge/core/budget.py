@@ -100,6 +100,10 @@ class Fixed:
     def ragged(self) -> bool:
         return False
 
+    def idle(self, layer: int) -> bool:
+        """Whether merging has not begun at this layer."""
+        return layer < self.delay
+
     def merges(self, evidence: Evidence) -> int:
         """How many merges this layer gets, before anybody looks at the tokens."""
         done = evidence.layer - self.delay
@@ -183,6 +187,10 @@ class Threshold:
                 "was it tuned for another model? Give one number for each block of this one."
             )
         return self.r[layer]
+
+    def idle(self, layer: int) -> bool:
+        """Whether this layer's number is 0."""
+        return isinstance(self.r, tuple) and self.wanted(layer) == 0
 
     def with_stats(self, stats: LayerStats | None) -> "Threshold":
         return replace(self, stats=stats)

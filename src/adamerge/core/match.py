@@ -35,6 +35,12 @@ class Links:
         return torch.where(self.source, self.value, 0).sum(1) / number
 
 
+def no_links(like: PerToken) -> Links:
+    """The links of tokens that nobody compares."""
+    everyone = torch.arange(like.shape[1], device=like.device).expand(like.shape)
+    return Links(0 * like, everyone, torch.zeros_like(like, dtype=torch.bool), 0)
+
+
 @dataclass(frozen=True)
 class Sides:
     """The two sides of a bipartite matching, as token positions.  `*_valid` is False where a place is empty.

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.core.budget import Adaptive, Budget
+from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence, Widths
-from adamerge.core.match import Links, Matching
+from adamerge.core.match import Links, Matching, no_links
 from adamerge.core.parts import from_json, part, to_json
 from adamerge.core.plan import Plan, fold
 from adamerge.core.select import Order, select
@@ -128,6 +129,10 @@ class Recipe:
 
     def decide(self, evidence: Evidence) -> Decision:
         """Decide one merge from the evidence, without carrying it out."""
+        if self.idle(evidence.layer):
+            ones = torch.ones_like(evidence.size)
+            plan = select(no_links(ones), 0, evidence.valid, self.order)
+            return Decision(plan, ones, ones, no_links(ones))
         salience, links = self.link(evidence)
         plan = select(links, self.budget(links, evidence), evidence.valid, self.order)
         return Decision(plan, self.weight(evidence, salience), salience, links)
@@ -136,6 +141,10 @@ class Recipe:
     def ragged(self) -> bool:
         """Whether images of one batch may end with different numbers of tokens."""
         return self.budget.ragged
+
+    def idle(self, layer: int) -> bool:
+        """Whether no image merges anything at a layer, whatever its tokens are: then nobody need look at them."""
+        return isinstance(self.budget, (Fixed, Threshold)) and self.budget.idle(layer)
 
     def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
         """What matters, and who would merge into whom."""

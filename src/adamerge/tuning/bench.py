@@ -13,8 +13,8 @@ from torch.nn.functional import cosine_similarity, layer_norm
 from adamerge.calibrate import _embed, _summary
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadImages, BadOption, UnsupportedModel
-from adamerge.core.evidence import Evidence, Widths
-from adamerge.core.match import Links
+from adamerge.core.evidence import Evidence, Heads, Widths
+from adamerge.core.match import Links, no_links
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import PerToken
@@ -93,8 +93,7 @@ class Bench:
                     if recipe.site == "after_attention":
                         state, heads = padded.attention(state, view, recipe)
                     states[at] = state
-                    with torch.autocast(state.x.device.type, enabled=False):
-                        seen.append(recipe.link(padded.look(state, depth, heads)))
+                    seen.append(_link(recipe, state, depth, heads))
                 if adapting is not None:
                     links = [link for _, link in seen]
                     columns.append(torch.cat([link.redundancy.double().cpu() for link in links]))
@@ -153,6 +152,15 @@ class Bench:
             return (output.double().log_softmax(1),)
         # Raw tokens differ most in a few large channels; what follows the blocks sees them normalised.
         return output, layer_norm(tokens, tokens.shape[-1:])[:, self.host.prefix :]
+
+
+def _link(recipe: Recipe, state: padded.State, depth: int, heads: Heads | None) -> tuple[PerToken, Links]:
+    """What matters and who would merge into whom; nobody, where the recipe looks at nothing."""
+    if recipe.idle(state.layer):
+        ones = torch.ones_like(state.size)
+        return ones, no_links(ones)
+    with torch.autocast(state.x.device.type, enabled=False):
+        return recipe.link(padded.look(state, depth, heads))
 
 
 def gather(model: nn.Module, images: Images) -> list[Tensor]:
