@@ -15,11 +15,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
+from safetensors.torch import load_file
+from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from adamerge.bootstrap import intervals, paired
-from adamerge.cli.loading import load_data, load_model
+from adamerge.cli.loading import DTYPES, load_data, load_model
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
@@ -60,7 +63,8 @@ FIELDS = (
     "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
     "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
     "tuned_minus_this_low", "tuned_minus_this_high", "tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high",
-    "sweeps", "seconds", "tune_images", "judge_images", "device", "dtype", "date", "versions",
+    "cosine_pooled", "cosine_patches", "sweeps", "seconds", "tune_images", "judge_images", "device", "dtype", "date",
+    "versions",
 )  # fmt: skip
 
 
@@ -84,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--weights", type=Path)
+    parser.add_argument("--image-size", type=int, help="another than the model's own; its positions are resampled")
     parser.add_argument("--tune", default="embedded", help="images to tune on: a folder, a .pt file, or 'embedded'")
     parser.add_argument("--judge", default="embedded", help="images to judge on, likewise")
     parser.add_argument("--tune-images", type=int, default=512)
@@ -97,7 +102,7 @@ def main() -> None:
     parser.add_argument("--recipes", type=Path, help="a folder for the tuned recipes")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    model = load_model(arguments.model, arguments.weights, False, arguments.device, arguments.dtype)
+    model = load(arguments)
     frontier = Frontier(model, arguments)
     with (arguments.out or RESULTS / f"frontier-{arguments.model}.csv").open("w", newline="", encoding="utf-8") as file:
         table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -106,6 +111,16 @@ def main() -> None:
             for row in frontier.rows(cut):
                 table.writerow(row)
             file.flush()
+
+
+def load(arguments: argparse.Namespace) -> nn.Module:
+    """The model; at another image size than its own if asked for."""
+    name, weights = arguments.model, arguments.weights
+    if arguments.image_size is None:
+        return load_model(name, weights, False, arguments.device, arguments.dtype)
+    model: Any = timm.create_model(name, img_size=arguments.image_size)
+    model.load_state_dict(checkpoint_filter_fn(load_file(weights), model))
+    return model.to(arguments.device, DTYPES[arguments.dtype]).eval()
 
 
 class Frontier:
@@ -121,7 +136,10 @@ class Frontier:
         self.bench = Bench(model, split(list(tune.split(size)))[0])
         self.one = Bench(model, [tune[:1]])
         self.judges = Bench(model, list(judge.split(size)))
+        # A backbone has no classes; its accuracies are 0 and mean nothing.
         self.full = torch.cat([wanted[0].argmax(1) for wanted in self.judges.wanted]).cpu()
+        if self.judges.loss == "features":
+            self.full = torch.full_like(self.full, -1)
         self.starts: tuple[Any, ...] = ()
         top1 = (self.full == self.labels).double().mean().item()
         self.say(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
@@ -200,6 +218,7 @@ class Frontier:
         right, theirs = self.right(mine), self.right(tuned)
         (kl,) = intervals(mine.loss[:, None])
         delta, against = paired(right, (self.full == self.labels).double()), paired(tuned.loss, mine.loss)
+        cosines = ["", ""] if mine.cosines is None else mine.cosines.mean(0).tolist()
         points, now = paired(theirs, right), datetime.now(timezone.utc)
         self.say(
             f"cut {cut:.0%} {found.method:9} {'best' if best else 'default':7} KL {kl.mean:.4f}, tuned/this "
@@ -225,6 +244,8 @@ class Frontier:
             "tuned_top1_minus_this": 100 * points.mean,
             "tuned_top1_low": 100 * points.low,
             "tuned_top1_high": 100 * points.high,
+            "cosine_pooled": cosines[0],
+            "cosine_patches": cosines[1],
             "sweeps": found.sweeps,
             "seconds": round(found.seconds, 2),
             "tune_images": self.bench.number,
@@ -237,7 +258,8 @@ class Frontier:
 
     def right(self, outcome: Outcome) -> Tensor:
         """Which images got their own label."""
-        assert outcome.choice is not None
+        if outcome.choice is None:
+            return torch.zeros(len(self.labels), dtype=torch.float64)
         return (outcome.choice == self.labels).double()
 
 

@@ -20,6 +20,15 @@ from adamerge.tuning.search import Search, quiet
 
 # Found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
 STRENGTH = 0.75
+# Up to a cut: the share of the depth before the first merge, and by how much the rate grows from there to the end.
+SPREADS = (
+    (0.15, 0.42, 1.0),
+    (0.25, 0.34, 1.0),
+    (0.35, 0.34, 0.0),
+    (0.45, 0.25, 0.0),
+    (0.55, 0.17, 2.0),
+    (1, 0.09, 2.0),
+)
 
 
 def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | tuple[float, ...] = 0.0) -> Recipe:
@@ -56,12 +65,12 @@ def families(class_token: bool) -> list[Recipe]:
 
 
 def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:
-    """How the merges of a cut are spread over the layers: late while little is cut, from a sixth of the depth on else.
+    """How the merges of a cut are spread over the layers: late while little is cut, earlier the more it is.
 
     Where nothing reads the patches after the last attention, all that can merge there do; `reads_patches` spares them.
     """
-    first = round(depth * (0.33 if cut <= 0.25 else 0.25 if cut <= 0.45 else 0.17))
-    return shape(depth, min(first, depth - 1), slope=1.0, last=None if reads_patches else ALL)
+    first, slope = next((first, slope) for most, first, slope in SPREADS if cut <= most)
+    return shape(depth, min(round(first * depth), depth - 1), slope, None if reads_patches else ALL)
 
 
 def best(

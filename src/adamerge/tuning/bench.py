@@ -36,7 +36,8 @@ AT_ONCE_ELSEWHERE = 256
 class Outcome:
     """What one sweep found: the recipe with its statistics, and for each image its loss, its cost and its counts.
 
-    `choice` is the class each image was given, where the model gives classes.
+    `choice` is the class each image was given, where the model gives classes; `cosines` are those of the pooled output
+    and of the patches, where it gives features.
     """
 
     recipe: Recipe
@@ -44,6 +45,7 @@ class Outcome:
     macs: Float[Tensor, "n"]
     counts: Int[Tensor, "n l"]
     choice: Int[Tensor, "n"] | None = None
+    cosines: Float[Tensor, "n 2"] | None = None
 
 
 class Bench:
@@ -114,17 +116,18 @@ class Bench:
         return outcome
 
     def _outcome(self, recipe: Recipe, states: Sequence[padded.State]) -> Outcome:
-        losses, choices = [], []
+        compared, choices = [], []
         for batch, state, wanted in zip(self.images, states, self.wanted, strict=True):
             tokens = padded.finish(state)
             self.host.put(_Given(tokens))
             judged = self._judged(self.model(batch), tokens if self.loss == "features" else None)
-            losses.append(_distance(wanted, judged))
+            compared.append(_compare(wanted, judged))
             choices.append(judged[0].argmax(1))
         counts = torch.cat([torch.stack([step.plan.count for step in state.steps], 1) for state in states])
-        macs = getattr(self.prices.cost(counts, recipe), self.sense)
-        choice = torch.cat(choices).cpu() if self.loss == "kl" else None
-        return Outcome(recipe, torch.cat(losses).cpu(), macs.cpu(), counts.cpu(), choice)
+        macs, found = getattr(self.prices.cost(counts, recipe), self.sense).cpu(), torch.cat(compared).cpu()
+        if self.loss == "kl":
+            return Outcome(recipe, found[:, 0], macs, counts.cpu(), choice=torch.cat(choices).cpu())
+        return Outcome(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
 
     def _start(self, batch: Tensor) -> padded.State:
         return padded.start(_embed(self.host, self.model, batch), self.host.prefix, self.host.class_token)
@@ -194,13 +197,12 @@ def _kind(loss: Loss | None, model: nn.Module, output: Any) -> Loss:
     return loss
 
 
-def _distance(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b"]:
-    """KL(full || merged) of class probabilities, or 1 - cosine of the pooled output and of the patches, their mean."""
+def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b k"]:
+    """KL(full || merged) of class probabilities, or the cosines of the pooled output and of the patches, their mean."""
     if len(full) == 1:
-        return (full[0].exp() * (full[0] - merged[0])).sum(1)
-    pooled = 1 - cosine_similarity(full[0].double(), merged[0].double(), dim=1)
-    patches = 1 - cosine_similarity(full[1].double(), merged[1].double(), dim=2).mean(1)
-    return (pooled + patches) / 2
+        return (full[0].exp() * (full[0] - merged[0])).sum(1, keepdim=True)
+    pooled = cosine_similarity(full[0].double(), merged[0].double(), dim=1)
+    return torch.stack([pooled, cosine_similarity(full[1].double(), merged[1].double(), dim=2).mean(1)], 1)
 
 
 @dataclass(frozen=True, eq=False)
