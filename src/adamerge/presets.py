@@ -20,6 +20,7 @@ from adamerge.tuning.search import Search, quiet
 
 # Found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
 STRENGTH = 0.75
+WEAKER = 0.5
 # Up to a cut: the share of the depth before the first merge, and by how much the rate grows from there to the end.
 SPREADS = (
     (0.15, 0.42, 1.0),
@@ -31,24 +32,26 @@ SPREADS = (
 )
 
 
-def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | tuple[float, ...] = 0.0) -> Recipe:
+def protect(strength: float | None = None, *, class_token: bool = True, r: float | tuple[float, ...] = 0.0) -> Recipe:
     """Merge where little is lost: the distance of a token to its partner, times how much the class token looks at it.
 
     Counts are cut at calibrated thresholds, so that an image merges as much as it can spare; merged tokens are averaged
     in proportion to how much is made of them, and keep their length.  Models without a class token use the attention of
-    all tokens instead.
+    all tokens instead, which says less: there tokens are compared, not keys, and averaged by size.
 
     Args:
-        strength: how much attention protects from merging; 0 leaves distance alone.
+        strength: how much attention protects from merging, 0.75 with a class token, else 0.5; 0 leaves distance alone.
         class_token: whether the model has one.
         r: tokens merged at each layer on average over the calibration images; `best` and `tune` choose them.
     """
+    if strength is None:
+        strength = STRENGTH if class_token else WEAKER
     return Recipe(
         site="after_attention",
         salience=ClassShare() if class_token else AttentionShare(),
-        links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(strength)),
+        links=_linked(Keys() if class_token else Tokens(), strength),
         budget=Threshold(r),
-        weight=BySalience(),
+        weight=BySalience() if class_token else BySize(),
         combine=MeanNorm(),
         proportional_attention=True,
     )
@@ -57,11 +60,14 @@ def protect(strength: float = STRENGTH, *, class_token: bool = True, r: float | 
 def families(class_token: bool) -> list[Recipe]:
     """The families worth a try on a model, the likeliest first."""
     first = protect(class_token=class_token)
-    tokens = replace(first, links=Bipartite(Alternating(from_prefix=True), Tokens(), Protect(STRENGTH)))
     if class_token:
-        return [first, tokens, replace(first, weight=BySize())]
-    plain = replace(tokens, salience=Uniform(), weight=BySize())
-    return [plain, first, replace(plain, links=Bipartite(Alternating(from_prefix=True), Keys(), Protect(0.0)))]
+        return [first, replace(first, links=_linked(Tokens(), STRENGTH)), replace(first, weight=BySize())]
+    plain = replace(first, salience=Uniform(), links=_linked(Tokens(), 0.0))
+    return [first, plain, replace(plain, links=_linked(Keys(), 0.0))]
+
+
+def _linked(metric: Tokens | Keys, strength: float) -> Bipartite:
+    return Bipartite(Alternating(from_prefix=True), metric, Protect(strength))
 
 
 def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:
