@@ -25,11 +25,12 @@ from adamerge.bootstrap import intervals, paired
 from adamerge.cli.loading import DTYPES, load_data, load_model
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadOption
+from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data import spread
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
 from adamerge.methods import METHODS
-from adamerge.presets import settle
+from adamerge.presets import scaled, settle
 from adamerge.solve import Target
 from adamerge.tune import seek, split
 from adamerge.tuning.bench import AT_ONCE, AT_ONCE_ELSEWHERE, Bench, Outcome
@@ -151,50 +152,89 @@ class Frontier:
     def rows(self, cut: float) -> Iterator[dict[str, Any]]:
         """Everybody at one cut, the tuned recipe first."""
         target = Target(cut=cut)
-        tuned = self.tuned(target)
-        judged = {"tuned": self.judges.sweep(tuned.recipe, calibrate=False)}
-        yield self.row(cut, tuned, judged["tuned"], judged["tuned"], best=True)
-        preset = settle(self.bench, target)
-        outcome = self.bench.sweep(preset, calibrate=False)
-        found = Found("preset", {}, None, preset, *self.figures(outcome), True)
-        yield self.row(cut, found, self.judges.sweep(preset, calibrate=False), judged["tuned"], best=True)
+        found, judged = self.level(target, self.tuned(target))
+        tuned = judged
+        yield self.row(cut, found, judged, tuned, best=True)
+        found, judged = self.level(target, self.preset)
+        yield self.row(cut, found, judged, tuned, best=True)
         for method in self.arguments.methods.split(","):
-            variants = list(self.variants(method, target))
-            if not variants:
+            variants = [
+                (made(target), made) for made in (self.variant(method, number) for number in range(len(OPEN[method])))
+            ]
+            reached = [(first, made) for first, made in variants if first is not None]
+            if not reached:
                 self.say(f"{method} cannot cut {cut:.0%}")
                 continue
-            best = min(variants, key=lambda one: one.loss)
-            for one in variants:
-                if one is best or one.untuned:
-                    outcome = self.judges.sweep(one.recipe, calibrate=False)
-                    yield self.row(cut, one, outcome, judged["tuned"], best=one is best)
+            best = min((first for first, _ in reached), key=lambda one: one.loss)
+            for first, made in reached:
+                if first is best or first.untuned:
+                    found, judged = self.level(target, made, first)
+                    yield self.row(cut, found, judged, tuned, best=first is best)
 
-    def tuned(self, target: Target) -> Found:
+    def level(
+        self, target: Target, make: Callable[[Target], Found | None], found: Found | None = None
+    ) -> tuple[Found, Outcome]:
+        """A recipe that meets the target on the images it is judged on, and what it does there.
+
+        Calibrated counts meet a cost on the images they were calibrated on; other images may spare less.  So that all
+        are compared at one cost, whoever misses it is made again for a target that is as much too high or low.  Only
+        costs are looked at for this, neither outputs nor labels, and only the scale moves.
+        """
+        goal = asked = target.macs(self.bench.full)
+        found = found if found is not None else make(target)
+        assert found is not None
+        judged = self.judges.sweep(found.recipe, calibrate=False)
+        for _ in range(3):
+            error = judged.macs.mean().item() - goal
+            if abs(error) <= 0.003 * goal:
+                break
+            asked -= error
+            again = make(Target(gmacs=asked / 1e9))
+            if again is None:
+                break
+            found, judged = again, self.judges.sweep(again.recipe, calibrate=False)
+        return found, judged
+
+    def tuned(self, target: Target) -> Callable[[Target], Found]:
         """The tuned recipe; where one was found at another cut, the search starts from it."""
         begin, swept = time.monotonic(), self.bench.sweeps
         tries = self.arguments.tries // (2 if self.starts else 1)
-        journal = Journal(None, {})
         options: dict[str, Any] = {"seed": self.arguments.seed, "until": torch.inf, "progress": False}
-        trial, tried = seek(self.bench, target, journal, tries=tries, starts=self.starts, **options)
+        trial, tried = seek(self.bench, target, Journal(None, {}), tries=tries, starts=self.starts, **options)
         if not self.starts:
             self.starts = ((trial.family, trial.rates),)
-        outcome = self.bench.sweep(trial.recipe)
-        if self.arguments.recipes is not None:
-            outcome.recipe.save(self.arguments.recipes / f"{self.arguments.model}-cut-{100 * target.cut:.0f}.json")  # pyright: ignore
         spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
-        shown = {"tried": tried, "family": trial.family.to_json(), "rates": [round(rate, 4) for rate in trial.rates]}
-        return Found("tuned", shown, None, outcome.recipe, *self.figures(outcome), False, passes, spent)
+        shown = {"tried": tried, "family": to_json(trial.family), "rates": [round(rate, 4) for rate in trial.rates]}
 
-    def variants(self, name: str, target: Target) -> Iterator[Found]:
-        """Every setting of a method, solved for the cost; those that cannot reach it are left out."""
-        for number, options in enumerate(OPEN[name]):
+        def make(target: Target) -> Found:
+            outcome = self.bench.sweep(scaled(self.bench, trial.family, trial.rates, target).recipe)
+            if self.arguments.recipes is not None:
+                outcome.recipe.save(
+                    self.arguments.recipes / f"{self.arguments.model}-{100 * self.cut(target):.0f}.json"
+                )
+            return Found("tuned", shown, None, outcome.recipe, *self.figures(outcome), False, passes, spent)
+
+        return make
+
+    def preset(self, target: Target) -> Found:
+        """The preset, which nobody tuned."""
+        outcome = self.bench.sweep(settle(self.bench, target), calibrate=False)
+        return Found("preset", {}, None, outcome.recipe, *self.figures(outcome), True)
+
+    def variant(self, name: str, number: int) -> Callable[[Target], Found | None]:
+        """A setting of a method; None where it cannot reach a target."""
+        options = OPEN[name][number]
+
+        def make(target: Target) -> Found | None:
             begin, swept = time.monotonic(), self.bench.sweeps
             try:
                 knob, outcome = self.solved(name, options, target)
             except BadOption:
-                continue
+                return None
             spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
-            yield Found(name, options, knob, outcome.recipe, *self.figures(outcome), number == 0, passes, spent)
+            return Found(name, options, knob, outcome.recipe, *self.figures(outcome), number == 0, passes, spent)
+
+        return make
 
     def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, Outcome]:
         """The knob that meets the target, by interpolation and halving in turn."""
@@ -208,6 +248,10 @@ class Frontier:
         bench = self.bench if varies else self.one
         knob = meet(lambda knob: sweep(bench, knob).macs.mean().item(), method.gentle, method.strong, goal)
         return knob, sweep(self.bench, knob)
+
+    def cut(self, target: Target) -> float:
+        """The share of the cost that a target saves."""
+        return 1 - target.macs(self.bench.full) / self.bench.full
 
     def figures(self, outcome: Outcome) -> tuple[float, float]:
         """The mean loss and the cut."""

@@ -16,7 +16,7 @@ from adamerge.solve import Sense, Target
 from adamerge.tuning.bench import Bench, Loss, gather
 from adamerge.tuning.journal import Journal
 from adamerge.tuning.schedule import ALL, Rates, shape
-from adamerge.tuning.search import Search, quiet
+from adamerge.tuning.search import Search, Trial, quiet
 
 # Found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
 STRENGTH = 0.75
@@ -105,9 +105,14 @@ def best(
 
 def settle(bench: Bench, target: Target) -> Recipe:
     """The preset at a target on a bench."""
-    goal, host = target.macs(bench.full), bench.host
+    host = bench.host
+    spread = rates(1 - target.macs(bench.full) / bench.full, host.depth, bench.reads_patches)
+    return bench.sweep(scaled(bench, protect(class_token=host.class_token), spread, target).recipe).recipe
+
+
+def scaled(bench: Bench, family: Recipe, spread: Rates, target: Target) -> Trial:
+    """A family whose merges are spread so, scaled to a target."""
+    goal = target.macs(bench.full)
     if not goal < bench.full:
         raise BadOption(f"{target} is no saving: the unmerged model costs {bench.full / 1e9:.4g} GMACs")
-    search = Search(bench, goal, Journal(None, {}), seed=0, until=torch.inf, tries=1, bar=quiet())
-    spread = rates(1 - goal / bench.full, host.depth, bench.reads_patches)
-    return bench.sweep(search.attempt(protect(class_token=host.class_token), spread).recipe).recipe
+    return Search(bench, goal, Journal(None, {}), seed=0, until=torch.inf, tries=1, bar=quiet()).attempt(family, spread)
