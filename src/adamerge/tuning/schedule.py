@@ -3,8 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from adamerge.core.budget import Threshold
 from adamerge.core.errors import BadOption
@@ -20,7 +23,8 @@ MOST = 0.5
 ALL = 50.0
 LIMIT = 2.0**16
 HELP = 0.05
-STEPS = 80
+# The factor is found by cutting its range into pieces, again and again.
+PIECES, ROUNDS = 32, 9
 
 
 def shape(depth: int, first: int, slope: float = 0.0, last: float | None = None) -> Rates:
@@ -34,44 +38,39 @@ def shape(depth: int, first: int, slope: float = 0.0, last: float | None = None)
 
 def merges(rates: Sequence[float], patches: int) -> tuple[float, ...]:
     """How many tokens each layer merges on average."""
-    left, found = float(patches), []
-    for rate in rates:
-        found.append(min(-math.expm1(-rate), MOST) * left)
-        left -= found[-1]
-    return tuple(found)
+    counts = _counts(torch.tensor([rates], dtype=torch.float64), patches)[0].tolist()
+    return tuple(before - after for before, after in pairwise([float(patches), *counts]))
 
 
 def expected(rates: Sequence[float], prices: Meter, recipe: Recipe, sense: Sense) -> float:
     """What an image costs that merges exactly what these rates say; on average images cost a little more."""
-    left, counts = float(prices.patches), []
-    for r in merges(rates, prices.patches):
-        left -= r
-        counts.append(left)
-    return getattr(prices.cost(torch.tensor([counts], dtype=torch.float64), recipe), sense).item()
+    return _costs(torch.tensor([rates], dtype=torch.float64), prices, recipe, sense).item()
 
 
 def fit(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sense: Sense) -> Rates:
     """These rates times a common factor, so that the expected cost is `goal`; layers that merge all stay so."""
-    if _scaled_cost(rates, 0.0, prices, recipe, sense) < goal:
+
+    def costs(factors: Tensor) -> Tensor:
+        return _costs(_scaled(rates, factors), prices, recipe, sense)
+
+    if costs(torch.zeros(1)).item() < goal:
         # What merges all saves more than was asked for: then it, too, merges only as much as it takes.
         rates = tuple(min(rate, math.log(2)) for rate in rates)
-    if _scaled_cost(rates, LIMIT, prices, recipe, sense) > goal:
+    if costs(torch.tensor([LIMIT])).item() > goal:
         # Not enough layers merge; the others help out, late and little.
         rates = tuple(max(rate, HELP * max(rates)) for rate in rates)
-    low, high = 0.0, LIMIT
-    if _scaled_cost(rates, high, prices, recipe, sense) > goal:
-        least = _scaled_cost(rates, high, prices, recipe, sense)
+    least = costs(torch.tensor([LIMIT])).item()
+    if least > goal:
         raise BadOption(
             f"{goal / 1e9:.4g} GMACs are asked for, but merging every second token at each layer still leaves "
             f"{least / 1e9:.4g}; ask for a smaller cut"
         )
-    for _ in range(STEPS):
-        middle = (low + high) / 2
-        if _scaled_cost(rates, middle, prices, recipe, sense) > goal:
-            low = middle
-        else:
-            high = middle
-    return _scaled(rates, high)
+    low, high = 0.0, LIMIT
+    for _ in range(ROUNDS):
+        factors = torch.linspace(low, high, PIECES + 1, dtype=torch.float64)
+        enough = int((costs(factors) <= goal).int().argmax())
+        low, high = factors[max(enough - 1, 0)].item(), factors[enough].item()
+    return tuple(_scaled(rates, torch.tensor([high]))[0].tolist())
 
 
 def scheduled(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
@@ -79,9 +78,18 @@ def scheduled(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
     return replace(recipe, budget=Threshold(tuple(round(r, 3) for r in merges(rates, patches))))
 
 
-def _scaled(rates: Sequence[float], factor: float) -> Rates:
-    return tuple(rate if rate >= ALL else min(factor * rate, ALL / 2) for rate in rates)
+def _scaled(rates: Sequence[float], factors: Tensor) -> Float[Tensor, "f l"]:
+    """The rates times each factor."""
+    plain = torch.tensor(rates, dtype=torch.float64)
+    return torch.where(plain >= ALL, plain, (factors.double()[:, None] * plain).clamp_max(ALL / 2))
 
 
-def _scaled_cost(rates: Sequence[float], factor: float, prices: Meter, recipe: Recipe, sense: Sense) -> float:
-    return expected(_scaled(rates, factor), prices, recipe, sense)
+def _counts(rates: Float[Tensor, "f l"], patches: int) -> Float[Tensor, "f l"]:
+    """The tokens left after each layer."""
+    return patches * (1 + torch.expm1(-rates).clamp_min(-MOST)).cumprod(1)
+
+
+def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, sense: Sense) -> Float[Tensor, "f"]:
+    """What each row of rates costs.  Layers without a rate are not looked at."""
+    whole = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
+    return getattr(prices.cost(_counts(rates, prices.patches), whole), sense)
