@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--judge", default="embedded", help="images to judge on, likewise")
     parser.add_argument("--tune-images", type=int, default=512)
     parser.add_argument("--judge-images", type=int, default=2000)
+    parser.add_argument("--sample", type=int, default=0, help="of a .pt file, tune on images this far from the usual")
     parser.add_argument("--cuts", default="0.3,0.4,0.2,0.5,0.1,0.6")
     parser.add_argument("--tries", type=int, default=60, help="recipes to try at the first cut; half as many later")
     parser.add_argument("--methods", default=",".join(OPEN))
@@ -130,7 +131,7 @@ class Frontier:
     def __init__(self, model: nn.Module, arguments: argparse.Namespace):
         self.model, self.arguments = model, arguments
         self.begin = time.monotonic()
-        tune, _ = read(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED)
+        tune, _ = read(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED, arguments.sample)
         judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
         size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
         # Rivals choose and calibrate on the very images that are searched on.
@@ -330,13 +331,13 @@ def meet(cost: Callable[[float], float], gentle: float, strong: float, goal: flo
     return min(seen, key=lambda one: abs(one[0] - goal))[1]
 
 
-def read(model: nn.Module, source: str, limit: int, seed: int) -> tuple[Tensor, Tensor]:
+def read(model: nn.Module, source: str, limit: int, seed: int, sample: int = 0) -> tuple[Tensor, Tensor]:
     """Images and labels from a folder, a file or the embedded generator."""
     if not source.endswith(".pt"):
         pairs = list(load_data(model, source, seed=seed, batch_size=64, workers=2, limit=limit))
         return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
     content = torch.load(source, weights_only=True)
-    chosen = torch.tensor(spread(len(content["labels"]), limit))
+    chosen = (torch.tensor(spread(len(content["labels"]), limit)) + sample) % len(content["labels"])
     images, labels = content["images"][chosen], content["labels"][chosen]
     if images.dtype == torch.uint8:
         config = model.pretrained_cfg  # pyright: ignore[reportAttributeAccessIssue]

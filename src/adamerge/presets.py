@@ -75,8 +75,13 @@ def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:
 
     Where nothing reads the patches after the last attention, all that can merge there do; `reads_patches` spares them.
     """
+    return shape(depth, *opening(cut, depth), None if reads_patches else ALL)
+
+
+def opening(cut: float, depth: int) -> tuple[int, float]:
+    """The layer where the preset begins to merge, and by how much its rate grows from there."""
     first, slope = next((first, slope) for most, first, slope in SPREADS if cut <= most)
-    return shape(depth, min(round(first * depth), depth - 1), slope, None if reads_patches else ALL)
+    return min(round(first * depth), depth - 1), slope
 
 
 def best(

@@ -14,7 +14,7 @@ from adamerge.core.budget import check_number
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.images import Images
-from adamerge.presets import families, rates
+from adamerge.presets import families, opening, rates
 from adamerge.solve import Sense, Target, check_sense
 from adamerge.tuning.bench import Bench, Loss, gather
 from adamerge.tuning.journal import Journal
@@ -173,17 +173,16 @@ def seek(
     goal, host = target.macs(bench.full), bench.host
     if not goal < bench.full:
         raise BadOption(f"{target} is no saving: the unmerged model costs {bench.full / 1e9:.4g} GMACs")
-    cut, depth = 1 - goal / bench.full, host.depth
+    cut = 1 - goal / bench.full
     with tqdm(total=tries, desc=f"tuning, {target}", disable=not progress) as bar:
         search = Search(bench, goal, journal, seed=seed, until=until, tries=tries, bar=bar)
         try:
             for family, start in starts:
                 search.attempt(family, start)
-            default = rates(cut, depth, bench.reads_patches)
+            default = rates(cut, host.depth, bench.reads_patches)
             for family in families(host.class_token):
                 search.attempt(family, default)
-            if not starts:
-                search.improve(lambda best: ((best.family, spread) for spread in _spreads(depth, bench.reads_patches)))
+            _open(search, cut)
             search.improve(strengths)
             search.walk()
             while search.improve(lambda best: strengths(best, (0.8, 1.25))):
@@ -204,11 +203,18 @@ def split(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return list(everyone[~out].split(size)), list(everyone[out].split(size))
 
 
-def _spreads(depth: int, reads_patches: bool) -> list[Rates]:
-    """Where merging may begin, and how it may grow from there."""
-    firsts = sorted({min(round(share * depth), depth - 1) for share in (0.09, 0.17, 0.25, 0.34)})
-    last = None if reads_patches else ALL
-    return [shape(depth, first, slope, last) for first in firsts for slope in (0.0, 1.0, 2.0)]
+def _open(search: Search, cut: float) -> None:
+    """Begin a layer earlier or later than the preset, then let the rates grow otherwise."""
+    assert search.best is not None
+    depth, last = search.bench.host.depth, None if search.bench.reads_patches else ALL
+    first, slope = opening(cut, depth)
+    begun = {search.best.score: first}
+    for other in (first - 1, first + 1):
+        if 0 <= other < depth:
+            begun[search.attempt(search.best.family, shape(depth, other, slope, last)).score] = other
+    first = begun[min(begun)]
+    for other in sorted({0.0, 1.0, 2.0} - {slope}):
+        search.attempt(search.best.family, shape(depth, first, other, last))
 
 
 def _task(bench: Bench, target: Target, seed: int, count: str) -> dict[str, Any]:
