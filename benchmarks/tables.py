@@ -66,27 +66,33 @@ def frontier_table() -> str:
 
 def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     first = found[0]
+    loss = "1 − cosine" if first["cosine_pooled"] else "KL"
     lines = [
         f"### {model}",
         "",
-        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others; {first['dtype']} on "
-        f"{first['device']}, {first['date']}.",
+        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others by {loss}; {first['dtype']} on "
+        f"{first['device']}, {first['date']}. In brackets: on the tuning images.",
         "",
-        "| cut | tuned: KL (on the tuning images), points | best rival, tuned as freely: KL, points | tuned − rival "
-        "[95 %] | ratio | preset: KL | best untuned rival: KL | passes, seconds |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| cut | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | ratio | best untuned rival | ToMe "
+        "| points: tuned, rival | passes, seconds |",
+        "|---:|" + "---:|" * 9,
     ]
     for cut in sorted({row["cut"] for row in found}, key=float):
         here = [row for row in found if row["cut"] == cut]
         (tuned,), (preset,) = ([row for row in here if row["method"] == name] for name in ("tuned", "preset"))
         rivals = [row for row in here if row["method"] not in ("tuned", "preset")]
-        free = min((row for row in rivals if row["best"] == "True"), key=_kl)
+        # Whoever is best where it counts, also where the tuning images preferred another setting.
+        free = min(rivals, key=_kl)
         plain = min((row for row in rivals if row["untuned"] == "True"), key=_kl)
+        tome = min((_kl(row) for row in rivals if row["method"] == "tome"), default=float("nan"))
+        points = (
+            "–" if first["cosine_pooled"] else f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
+        )
         lines.append(
-            f"| {float(cut):.0%} | **{_kl(tuned):.4f}** ({float(tuned['tune_kl']):.4f}), "
-            f"{float(tuned['delta_top1']):+.2f} | {free['method']} {_kl(free):.4f}, {float(free['delta_top1']):+.2f} | "
-            f"{_interval(free, 'tuned_minus_this', 4)} | {float(free['tuned_ratio']):.2f} | {_kl(preset):.4f} | "
-            f"{plain['method']} {_kl(plain):.4f} | {tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
+            f"| {float(cut):.0%} | **{_kl(tuned):.4f}** ({float(tuned['tune_kl']):.4f}) | {_kl(preset):.4f} | "
+            f"{free['method']} {_kl(free):.4f} | {_interval(free, 'tuned_minus_this', 4)} | "
+            f"{float(free['tuned_ratio']):.2f} | {plain['method']} {_kl(plain):.4f} | {tome:.4f} | {points} | "
+            f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
         )
     return "\n".join(lines)
 

@@ -237,3 +237,28 @@ def test_the_preset_meets_its_cost_without_a_search(model, images):
     recipe = presets.best(model, images, 0.3)
     assert cost_of(model, images, recipe) == pytest.approx(0.7 * meter(model).unmerged().true.item(), rel=0.006)
     assert isinstance(recipe.budget, Threshold) and isinstance(recipe.budget.r, tuple)
+
+
+def test_the_untuned_preset_diverges_far_less_than_tome_on_the_embedded_model():
+    """The crown, on the one trained model that is always here; docs/frontier.md has the others."""
+    from adamerge.embedded import load, preprocess, scenes
+    from adamerge.methods import METHODS
+    from adamerge.solve import solve
+
+    model, images = load(), preprocess(scenes(0, 16, seed=3).images)
+    bench = Bench(model, [images])
+    recipe = presets.best(model, images, 0.3)
+    tome = solve(model, images, METHODS["tome"], 0.3).recipe
+    mine, theirs = (bench.sweep(one, calibrate=False) for one in (recipe, tome))
+    assert mine.macs.mean() <= 1.006 * theirs.macs.mean()
+    assert mine.loss.mean() < 0.2 * theirs.loss.mean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 12, 24, 40])
+def test_presets_spread_their_merges_over_any_depth(depth):
+    for cut in (0.05, 0.2, 0.3, 0.4, 0.5, 0.9):
+        for reads in (True, False):
+            spread = presets.rates(cut, depth, reads)
+            assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
+    firsts = [presets.opening(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
+    assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"
