@@ -70,11 +70,11 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     lines = [
         f"### {model}",
         "",
-        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others by {loss}; {first['dtype']} on "
-        f"{first['device']}, {first['date']}. In brackets: on the tuning images.",
+        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others by {loss}; in brackets: on "
+        f"the tuning images. {first['dtype']} on {first['device']}, {first['date']}.",
         "",
-        "| cut | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | ratio | best untuned rival | ToMe "
-        "| points: tuned, rival | passes, seconds |",
+        "| cut | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | ratio | best untuned rival | "
+        "ToMe | points: tuned, rival | passes, seconds |",
         "|---:|" + "---:|" * 9,
     ]
     for cut in sorted({row["cut"] for row in found}, key=float):
