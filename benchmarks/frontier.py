@@ -112,7 +112,7 @@ def main() -> None:
         for cut in map(float, arguments.cuts.split(",")):
             for row in frontier.rows(cut):
                 table.writerow(row)
-            file.flush()
+                file.flush()
 
 
 def load(arguments: argparse.Namespace) -> nn.Module:

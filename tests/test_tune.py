@@ -144,6 +144,18 @@ def test_a_cost_may_be_given_in_gmacs_or_the_papers_count(model, images):
     assert paper.gmacs == pytest.approx(0.8 * full.paper.item() / 1e9, rel=0.005)
 
 
+def test_a_static_recipe_merges_the_same_number_in_every_image(model, images):
+    found = study(model, images, 0.3, static=True, tries=4, progress=False)
+    assert found.cut == pytest.approx(0.3, abs=0.005) and found.check_cut == found.cut
+    assert not found.recipe.ragged and found.recipe.stats is None
+    adamerge.apply(model, found.recipe)
+    with torch.no_grad():
+        model(images)
+    assert len(adamerge.trace(model).counts.unique(dim=0)) == 1
+    adamerge.remove(model)
+    assert not presets.best(model, images, 0.3, static=True).ragged
+
+
 def test_the_model_is_left_as_it_was_found(images):
     model = adamerge.apply(build("vit", **FINE), adamerge.methods.tome(2)).train()
     blocks = model.blocks

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from adamerge.core.budget import Threshold
+from adamerge.core.budget import Fixed, Threshold
 from adamerge.core.combine import MeanNorm
 from adamerge.core.errors import BadOption
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
@@ -32,7 +32,13 @@ SPREADS = (
 )
 
 
-def protect(strength: float | None = None, *, class_token: bool = True, r: float | tuple[float, ...] = 0.0) -> Recipe:
+def protect(
+    strength: float | None = None,
+    *,
+    class_token: bool = True,
+    static: bool = False,
+    r: float | tuple[float, ...] = 0.0,
+) -> Recipe:
     """Merge where little is lost: the distance of a token to its partner, times how much the class token looks at it.
 
     Counts are cut at calibrated thresholds, so that an image merges as much as it can spare; merged tokens are averaged
@@ -42,6 +48,7 @@ def protect(strength: float | None = None, *, class_token: bool = True, r: float
     Args:
         strength: how much attention protects from merging, 0.75 with a class token, else 0.5; 0 leaves distance alone.
         class_token: whether the model has one.
+        static: merge the same number in every image: worse, but with shapes that are known beforehand.
         r: tokens merged at each layer on average over the calibration images; `best` and `tune` choose them.
     """
     if strength is None:
@@ -50,16 +57,16 @@ def protect(strength: float | None = None, *, class_token: bool = True, r: float
         site="after_attention",
         salience=ClassShare() if class_token else AttentionShare(),
         links=_linked(Keys() if class_token else Tokens(), strength),
-        budget=Threshold(r),
+        budget=Fixed(r) if static else Threshold(r),
         weight=BySalience() if class_token else BySize(),
         combine=MeanNorm(),
         proportional_attention=True,
     )
 
 
-def families(class_token: bool) -> list[Recipe]:
+def families(class_token: bool, static: bool = False) -> list[Recipe]:
     """The families worth a try on a model, the likeliest first."""
-    first = protect(class_token=class_token)
+    first = protect(class_token=class_token, static=static)
     if class_token:
         return [first, replace(first, links=_linked(Tokens(), STRENGTH)), replace(first, weight=BySize())]
     plain = replace(first, salience=Uniform(), links=_linked(Tokens(), 0.0))
@@ -92,6 +99,7 @@ def best(
     count: Sense = "true",
     gmacs: float | None = None,
     loss: Loss | None = None,
+    static: bool = False,
 ) -> Recipe:
     """The preset at a wanted cost, calibrated on unlabelled images in a few passes; nothing is searched.
 
@@ -102,17 +110,19 @@ def best(
         count: which count of multiply-accumulates, the true one or the paper's.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
         loss: what the model's output is compared by; see `tune`.
+        static: merge the same number in every image; see `tune`.
     """
     bench = Bench(model, gather(model, images), sense=count, loss=loss)
     target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
-    return settle(bench, target)
+    return settle(bench, target, static)
 
 
-def settle(bench: Bench, target: Target) -> Recipe:
+def settle(bench: Bench, target: Target, static: bool = False) -> Recipe:
     """The preset at a target on a bench."""
     host = bench.host
     spread = rates(1 - target.macs(bench.full) / bench.full, host.depth, bench.reads_patches)
-    return bench.sweep(scaled(bench, protect(class_token=host.class_token), spread, target).recipe).recipe
+    family = protect(class_token=host.class_token, static=static)
+    return bench.sweep(scaled(bench, family, spread, target).recipe).recipe
 
 
 def scaled(bench: Bench, family: Recipe, spread: Rates, target: Target) -> Trial:

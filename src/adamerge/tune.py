@@ -20,7 +20,7 @@ from adamerge.tuning.bench import Bench, Loss, gather
 from adamerge.tuning.journal import Journal
 from adamerge.tuning.latency import cut_of
 from adamerge.tuning.schedule import ALL, Rates, shape
-from adamerge.tuning.search import OutOfTime, Search, strengths
+from adamerge.tuning.search import OutOfTime, Search, Trial, strengths
 
 # One image of four is kept out of the search, to see whether what was found holds for others.
 CHECK = 4
@@ -65,6 +65,7 @@ def tune(
     gmacs: float | None = None,
     latency_ratio: float | None = None,
     loss: Loss | None = None,
+    static: bool = False,
     seed: int = 0,
     tries: int = 100,
     time_limit: float | None = None,
@@ -83,6 +84,8 @@ def tune(
         latency_ratio: instead of `cut`, the time of the merged model as a share of the unmerged one's, measured here.
         loss: "kl" compares class probabilities, "features" the directions of the pooled output and of the patches; by
             default what the model gives.
+        static: merge the same number in every image.  That loses more at the same cost, but all shapes are known
+            beforehand: for export, for compilers, and where batches of different lengths are slow.
         seed: of the order in which changes are tried; the same seed gives the same recipe.
         tries: how many recipes to try.
         time_limit: seconds after which the best so far is taken.
@@ -97,6 +100,7 @@ def tune(
         gmacs=gmacs,
         latency_ratio=latency_ratio,
         loss=loss,
+        static=static,
         seed=seed,
         tries=tries,
         time_limit=time_limit,
@@ -114,6 +118,7 @@ def study(
     gmacs: float | None = None,
     latency_ratio: float | None = None,
     loss: Loss | None = None,
+    static: bool = False,
     seed: int = 0,
     tries: int = 100,
     time_limit: float | None = None,
@@ -134,9 +139,10 @@ def study(
     bench = Bench(model, tuned, sense=count, loss=loss)
     if latency_ratio is not None:
         target = Target(cut=cut_of(bench, latency_ratio))
-    task = _task(bench, target, seed, count)
+    task = _task(bench, target, seed, count, static)
     until = begin + (time_limit if time_limit is not None else torch.inf)
-    found, tried = seek(bench, target, Journal(resume, task), seed=seed, tries=tries, until=until, progress=progress)
+    options: dict[str, Any] = {"seed": seed, "tries": tries, "until": until, "progress": progress, "static": static}
+    found, tried = seek(bench, target, Journal(resume, task), **options)
     outcome = bench.sweep(found.recipe)
     check = Bench(model, kept, sense=count, loss=bench.loss)
     checked = check.sweep(outcome.recipe, calibrate=False)
@@ -167,8 +173,9 @@ def seek(
     tries: int,
     until: float,
     progress: bool,
+    static: bool = False,
     starts: tuple[tuple[Recipe, Rates], ...] = (),
-):
+) -> tuple[Trial, int]:
     """The best trial found on a bench, and how many there were.  `starts` are tried first."""
     goal, host = target.macs(bench.full), bench.host
     if not goal < bench.full:
@@ -180,7 +187,7 @@ def seek(
             for family, start in starts:
                 search.attempt(family, start)
             default = rates(cut, host.depth, bench.reads_patches)
-            for family in families(host.class_token):
+            for family in families(host.class_token, static):
                 search.attempt(family, default)
             _open(search, cut)
             search.improve(strengths)
@@ -217,7 +224,7 @@ def _open(search: Search, cut: float) -> None:
         search.attempt(search.best.family, shape(depth, first, other, last))
 
 
-def _task(bench: Bench, target: Target, seed: int, count: str) -> dict[str, Any]:
+def _task(bench: Bench, target: Target, seed: int, count: str, static: bool) -> dict[str, Any]:
     """What tells one search from another."""
     digest = hashlib.sha256()
     for batch in bench.images:
@@ -229,4 +236,5 @@ def _task(bench: Bench, target: Target, seed: int, count: str) -> dict[str, Any]
         "count": count,
         "loss": bench.loss,
         "seed": seed,
+        "static": static,
     }

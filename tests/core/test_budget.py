@@ -116,6 +116,16 @@ def test_a_delayed_budget_leaves_the_first_layers_alone():
     assert [count(Fixed(2.5, delay=2), links_of([0.1]), layer) for layer in range(5)] == [0, 0, 2, 3, 2]
 
 
+@given(r=st.lists(st.floats(0, 20), min_size=1, max_size=12))
+def test_a_fixed_schedule_meets_its_sum_and_rests_where_its_number_is_zero(r):
+    budget = Fixed(tuple(r))
+    merged = [int(count(budget, links_of([0.1]), layer)) for layer in range(len(r))]
+    assert abs(sum(merged) - sum(r)) <= 1
+    assert all(m == 0 for m, wanted in zip(merged, r, strict=True) if wanted == 0)
+    assert all(abs(m - wanted) <= 1 for m, wanted in zip(merged, r, strict=True))
+    assert [budget.idle(layer) for layer in range(len(r))] == [wanted == 0 for wanted in r]
+
+
 @pytest.mark.parametrize("r", [True, "3", None, float("nan"), float("inf")])
 def test_a_fixed_number_must_be_a_finite_number(unchecked, r):
     with pytest.raises(BadOption, match=f"r must be a finite number; got {r!r}"):

@@ -27,6 +27,7 @@ def tune(
     data: Annotated[str, typer.Option("--data", help="An ImageFolder, or 'embedded'; no labels are used.")] = EMBEDDED,
     limit: Annotated[int, typer.Option("--images", help="Tune on this many images, spread over the folder.")] = 256,
     loss: Annotated[str | None, typer.Option("--loss", help="kl or features; by default what the model gives.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="Merge the same number in every image.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the order in which changes are tried.")] = 0,
     tries: Annotated[int, typer.Option("--tries", help="How many recipes to try.")] = 100,
     time_limit: Annotated[
@@ -68,6 +69,7 @@ def tune(
         gmacs=gmacs,
         latency_ratio=latency_ratio,
         loss=loss,  # pyright: ignore[reportArgumentType]
+        static=static,
         seed=seed,
         tries=tries,
         time_limit=time_limit,

@@ -30,6 +30,18 @@ def check_number(name: str, value: object, at_least: float | None = None) -> Non
         raise BadOption(f"{name} must be >= {at_least}; got {value!r}")
 
 
+def wanted(r: float | tuple[float, ...], layer: int) -> float:
+    """The number for a layer, of one for all layers or one for each."""
+    if not isinstance(r, tuple):
+        return r
+    if layer >= len(r):
+        raise BadOption(
+            f"r gives a number for each of {len(r)} layers but layer {layer} was asked for; "
+            "was it tuned for another model? Give one number for each block of this one."
+        )
+    return r[layer]
+
+
 def calibrated(stats: LayerStats | None, evidence: Evidence) -> LayerStats:
     """The statistics, if there are any for this layer."""
     if stats is None:
@@ -83,16 +95,18 @@ class Adaptive(Protocol):
 @part
 @dataclass(frozen=True)
 class Fixed:
-    """The same number of merges at every layer, for every image; none in the first `delay` layers.
+    """The same number of merges for every image: at every layer alike, or one number for each; none in the first
+    `delay` layers.
 
-    A fraction is spread over the layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
+    Fractions are carried over to later layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
     """
 
-    r: float
+    r: float | tuple[float, ...]
     delay: int = 0
 
     def __post_init__(self) -> None:
-        check_number("r", self.r, at_least=0)
+        for number in self.r if isinstance(self.r, tuple) else (self.r,):
+            check_number("r", number, at_least=0)
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
             raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
 
@@ -101,13 +115,19 @@ class Fixed:
         return False
 
     def idle(self, layer: int) -> bool:
-        """Whether merging has not begun at this layer."""
-        return layer < self.delay
+        """Whether merging has not begun at this layer, or this layer's number is 0."""
+        return layer < self.delay or (isinstance(self.r, tuple) and wanted(self.r, layer) == 0)
 
     def merges(self, evidence: Evidence) -> int:
         """How many merges this layer gets, before anybody looks at the tokens."""
-        done = evidence.layer - self.delay
-        return 0 if done < 0 else math.floor(self.r * (done + 1)) - math.floor(self.r * done)
+        layer = evidence.layer
+        if self.idle(layer):
+            return 0
+        if isinstance(self.r, tuple):
+            before = math.fsum(self.r[self.delay : layer])
+            return math.floor(before + self.r[layer]) - math.floor(before)
+        done = layer - self.delay
+        return math.floor(self.r * (done + 1)) - math.floor(self.r * done)
 
     def __call__(self, links: Links, evidence: Evidence) -> int:
         return self.merges(evidence)
@@ -179,14 +199,7 @@ class Threshold:
 
     def wanted(self, layer: int) -> float:
         """How many links should merge at a layer, on average over the calibration images."""
-        if not isinstance(self.r, tuple):
-            return self.r
-        if layer >= len(self.r):
-            raise BadOption(
-                f"r gives a number for each of {len(self.r)} layers but layer {layer} was asked for; "
-                "was it tuned for another model? Give one number for each block of this one."
-            )
-        return self.r[layer]
+        return wanted(self.r, layer)
 
     def idle(self, layer: int) -> bool:
         """Whether this layer's number is 0."""

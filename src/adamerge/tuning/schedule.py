@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.core.budget import Threshold
+from adamerge.core.budget import Fixed, Threshold
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.flops import Meter
@@ -74,8 +74,9 @@ def fit(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sens
 
 
 def scheduled(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
-    """The recipe with thresholds to be found such that each layer merges what its rate says."""
-    return replace(recipe, budget=Threshold(tuple(round(r, 3) for r in merges(rates, patches))))
+    """The recipe merging in each layer what its rate says: in every image, or on average by thresholds to be found."""
+    r = tuple(round(r, 3) for r in merges(rates, patches))
+    return replace(recipe, budget=Fixed(r) if isinstance(recipe.budget, Fixed) else Threshold(r))
 
 
 def _scaled(rates: Sequence[float], factors: Tensor) -> Float[Tensor, "f l"]:
