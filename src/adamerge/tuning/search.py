@@ -65,16 +65,19 @@ class Search:
             trial = Trial(family, fitted, recipe, loss, macs, score)
             if nearest is None or abs(macs - self.goal) < abs(nearest.macs - self.goal):
                 nearest = trial
-            if abs(macs / self.goal - 1) <= TOLERANCE:
+            if self._meets(trial):
                 break
             self.excess = macs / expected(fitted, bench.prices, family, bench.sense)
         assert nearest is not None
-        met = abs(nearest.macs / self.goal - 1) <= TOLERANCE
-        if self.best is None or (met and nearest.score < self.best.score):
+        met, had = self._meets(nearest), self.best is not None and self._meets(self.best)
+        if self.best is None or (met and (not had or nearest.score < self.best.score)):
             self.best = nearest
         self.bar.update()
         self.bar.set_postfix_str(f"loss {self.best.loss:.3g}", refresh=False)
         return nearest
+
+    def _meets(self, trial: Trial) -> bool:
+        return abs(trial.macs / self.goal - 1) <= TOLERANCE
 
     def _measured(self, recipe: Recipe) -> tuple[float, float]:
         tried: Any = to_json(recipe)
