@@ -107,7 +107,10 @@ class Search:
             for layer in order:
                 for _ in range(2):
                     before = self.best
-                    self.attempt(before.family, moved(before.rates, layer, way[layer] * steps[layer]))
+                    change = moved(before.rates, layer, way[layer] * steps[layer])
+                    # Who merges nothing cannot merge less, who merges all not more.
+                    if change != before.rates:
+                        self.attempt(before.family, change)
                     if self.best is not before:
                         steps[layer] = min(1.2 * steps[layer], 1.0)
                         break
