@@ -67,11 +67,12 @@ def frontier_table() -> str:
 def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     first = found[0]
     loss = "1 − cosine" if first["cosine_pooled"] else "KL"
+    rivals = sorted({row["method"] for row in found} - {"tuned", "preset"})
     lines = [
         f"### {model}",
         "",
         f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others by {loss}; in brackets: on "
-        f"the tuning images. {first['dtype']} on {first['device']}, {first['date']}.",
+        f"the tuning images. Rivals: {', '.join(rivals)}. {first['dtype']} on {first['device']}, {first['date']}.",
         "",
         "| cut | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | ratio | best untuned rival | "
         "ToMe | points: tuned, rival | passes, seconds |",
@@ -80,11 +81,11 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     for cut in sorted({row["cut"] for row in found}, key=float):
         here = [row for row in found if row["cut"] == cut]
         (tuned,), (preset,) = ([row for row in here if row["method"] == name] for name in ("tuned", "preset"))
-        rivals = [row for row in here if row["method"] not in ("tuned", "preset")]
+        others = [row for row in here if row["method"] in rivals]
         # Whoever is best where it counts, also where the tuning images preferred another setting.
-        free = min(rivals, key=_kl)
-        plain = min((row for row in rivals if row["untuned"] == "True"), key=_kl)
-        tome = min((_kl(row) for row in rivals if row["method"] == "tome"), default=float("nan"))
+        free = min(others, key=_kl)
+        plain = min((row for row in others if row["untuned"] == "True"), key=_kl)
+        tome = min((_kl(row) for row in others if row["method"] == "tome"), default=float("nan"))
         points = (
             "–" if first["cosine_pooled"] else f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
         )
