@@ -177,7 +177,7 @@ def test_a_recipe_is_one_file_that_apply_takes(model, images, found, tmp_path):
 
 
 def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
-    with pytest.raises(BadOption, match=r"cannot read the recipe .*none\.json: .* Make it with `adamerge tune`\."):
+    with pytest.raises(BadOption, match=r"cannot read the recipe .*none\.json: .* Make it with `adamerge tune`"):
         adamerge.apply(model, tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(BadOption, match=r"bad\.json: unknown part None"):

@@ -175,7 +175,10 @@ class Recipe:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise BadOption(f"cannot read the recipe {path}: {error}. Make it with `adamerge tune`.") from error
+            raise BadOption(
+                f"cannot read the recipe {path}: {error}. Make it with `adamerge tune`, or give a method's recipe such "
+                "as adamerge.methods.tome(8)"
+            ) from error
         try:
             return Recipe.from_json(text)
         except (BadOption, BadStats) as error:
