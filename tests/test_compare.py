@@ -281,7 +281,7 @@ def test_mistakes_are_named_before_anything_runs(model, calibration, data, tmp_p
         (dict(methods={"a": Variant("tomato")}), "there is no method 'tomato'; choose one of adamerge, "),
         (dict(methods={"a": Variant("tome", {"q": 1})}), "tome cannot be made with {'q': 1, 'r': 0}: "),
         (dict(native={"a": Variant("tome")}), "tome cannot be made with {}: "),
-        (dict(methods=[]), "there is nothing to compare; give methods and budgets, or native variants"),
+        (dict(methods=[]), "there is nothing to compare; give methods and budgets, native variants, or recipes"),
         (dict(budgets=[2.0]), "cut is the share of the cost to save and must be between 0 and 1; got 2.0"),
         (dict(sense="false"), "sense must be one of true, paper; got 'false'"),
     ):

@@ -10,6 +10,9 @@ from safetensors.torch import load_file
 
 import adamerge
 from adamerge.data import folder_loader
+from adamerge.methods import METHODS
+from adamerge.solve import solve
+from adamerge.tuning.bench import Bench
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 WEIGHTS = BESIDE / "weights" / "vit_tiny_patch16_224.safetensors"
@@ -19,6 +22,18 @@ pytestmark = [
     pytest.mark.shared,
     pytest.mark.skipif(not WEIGHTS.is_file() or not IMAGES.is_dir(), reason="no real weights and images beside us"),
 ]
+
+
+def test_the_untuned_preset_diverges_less_than_half_as_far_as_delayed_merging():
+    """DSM is the best rival at this cut (docs/results.md)."""
+    model: Any = timm.create_model("vit_tiny_patch16_224").eval()
+    model.load_state_dict(load_file(WEIGHTS))
+    images = next(iter(folder_loader(model, IMAGES, batch_size=64, workers=0, limit=64))).images
+    bench = Bench(model, list(images.split(32)))
+    mine = bench.sweep(adamerge.presets.best(model, images, 0.3), calibrate=False)
+    rival = bench.sweep(solve(model, images, METHODS["dsm"], 0.3).recipe)
+    assert mine.macs.mean() <= 1.006 * rival.macs.mean()
+    assert mine.loss.mean() < 0.5 * rival.loss.mean()
 
 
 def test_an_image_among_64_strangers_has_the_same_counts_and_features_as_alone():

@@ -1,6 +1,6 @@
 """Token merging for pretrained Vision Transformers: faster without training, in one call, undoable."""
 
-from adamerge import flops, methods
+from adamerge import flops, methods, presets
 from adamerge.calibrate import calibrate
 from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
@@ -9,6 +9,7 @@ from adamerge.models.dense import unmerge
 from adamerge.models.graphs import capture
 from adamerge.models.surgery import apply, remove, trace
 from adamerge.saving import load_recipe, save_recipe
+from adamerge.tune import tune
 
 __version__ = "0.1.0"
 
@@ -22,8 +23,10 @@ __all__ = [
     "flops",
     "load_recipe",
     "methods",
+    "presets",
     "remove",
     "save_recipe",
     "trace",
+    "tune",
     "unmerge",
 ]

@@ -117,7 +117,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
         links = [padded.measure(state, view, recipe, host.depth) for state in states]
         columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
         if budget.needs_thresholds:
-            thresholds.append(budget.threshold(links))
+            thresholds.append(budget.threshold(links, layer))
         stats = _summary(torch.stack(columns, 1), thresholds)
         states = [padded.step(state, view, recipe.with_stats(stats), host.depth) for state in states]
     assert stats is not None

@@ -39,11 +39,12 @@ TIMED = 8
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked for: a variant at a target cost; without a target its options say everything."""
+    """What is asked for: a variant at a target cost; without a target its options, or its recipe, say everything."""
 
     label: str
     variant: Variant
     target: Target | None
+    recipe: Recipe | None = None
 
     @property
     def budget(self) -> str:
@@ -60,6 +61,7 @@ def compare(
     *,
     out: str | os.PathLike[str],
     native: Mapping[str, Variant] | None = None,
+    recipes: Mapping[str, Recipe] | None = None,
     sense: Sense = "true",
     rival: str = "tome",
     tolerance: float = 0.005,
@@ -80,6 +82,7 @@ def compare(
         budgets: cuts, or Targets.
         out: the folder for results.
         native: further variants whose options set their strength, such as `{"tome r=8": Variant("tome", {"r": 8})}`.
+        recipes: further rows for recipes as they are, by label, such as those of `adamerge.tune`.
         sense: which count the budgets are meant in, the true one or the paper's.
         rival: the label that all others are compared with at each budget; it is added if it is missing.
         tolerance: how far a cost may be from its target, as a share of it.
@@ -87,7 +90,7 @@ def compare(
         progress: show progress bars.
     """
     check_sense(sense)
-    cells = _cells(methods, budgets, native or {}, rival)
+    cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
         raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
     folder = Path(out)
@@ -125,6 +128,7 @@ def _cells(
     methods: Sequence[str] | Mapping[str, Variant],
     budgets: Sequence[float | Target],
     native: Mapping[str, Variant],
+    recipes: Mapping[str, Recipe],
     rival: str,
 ) -> list[Cell]:
     chosen = dict(methods) if isinstance(methods, Mapping) else {label: find_variant(label) for label in methods}
@@ -139,12 +143,13 @@ def _cells(
         make(method, {**variant.options, str(method.knob): method.gentle})
     for variant in native.values():
         make(METHODS[variant.method], variant.options)
-    if not (chosen and targets) and not native:
-        raise BadOption("there is nothing to compare; give methods and budgets, or native variants")
+    if not (chosen and targets) and not native and not recipes:
+        raise BadOption("there is nothing to compare; give methods and budgets, native variants, or recipes")
     return [
         Cell("none", Variant("none"), None),
         *(Cell(label, variant, target) for target in targets for label, variant in chosen.items()),
         *(Cell(label, variant, None) for label, variant in native.items()),
+        *(Cell(label, Variant("recipe"), None, recipe) for label, recipe in recipes.items()),
     ]
 
 
@@ -254,8 +259,11 @@ def measure(bench: Bench, cell: Cell) -> Result:
 
 def _solved(bench: Bench, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a cell, and what is known before it runs."""
-    method, variant, target_cut = METHODS[cell.variant.method], cell.variant, None
-    if cell.target is None:
+    variant, target_cut = cell.variant, None
+    method = METHODS["none" if cell.recipe is not None else variant.method]
+    if cell.recipe is not None:
+        recipe, knob, met = cell.recipe, None, True
+    elif cell.target is None:
         recipe = make_ready(bench.model, bench.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:

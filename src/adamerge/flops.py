@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Real
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -47,10 +47,11 @@ class Meter:
         """What the model costs without merging."""
         return self.cost(torch.full((1, len(self.blocks)), self.patches), None)
 
-    def cost(self, counts: Int[Tensor, "b l"], recipe: Recipe | None, patches: int | None = None) -> Cost:
+    def cost(self, counts: Real[Tensor, "b l"], recipe: Recipe | None, patches: int | None = None) -> Cost:
         """What images cost that have `counts` patch tokens left after the merge of each layer.
 
-        `patches` is how many they started with, for images of another size than the model's own.
+        `patches` is how many they started with, for images of another size than the model's own.  Counts may be means
+        over images: as costs grow faster than counts, that gives a little less than the mean cost.
         """
         patches = self.patches if patches is None else patches
         after = counts.double() + self.prefix
@@ -62,7 +63,7 @@ class Meter:
             pairs = block.per_pair * n * n
             paper = paper + block.per_token * n + pairs
             true = true + (block.qkv + block.project) * n + pairs + block.mlp * left
-            if recipe is not None:
+            if recipe is not None and not recipe.idle(layer):
                 seen = (before[:, layer] - self.prefix).long()
                 at = Widths(block.dim, block.heads, block.key_dim, self.prefix)
                 true = true + recipe.salience.macs(seen, at) + recipe.links.macs(seen, at)

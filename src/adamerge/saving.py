@@ -42,6 +42,8 @@ def load_recipe(source: str | os.PathLike[str], revision: str | None = None) -> 
         content: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadOption(f"cannot read the recipe {path}: {error}. adamerge.save_recipe writes it.") from error
+    if isinstance(content, dict) and content.get("part") == "Recipe":
+        return Recipe.load(path)
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         found = content.get("schema") if isinstance(content, dict) else type(content).__name__
         raise BadOption(f"{path} must have schema {SCHEMA}, as adamerge.save_recipe writes it; it has {found!r}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adamerge.core.budget import Budget, Fixed, ZScore
+from adamerge.core.budget import Budget, Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.match import Links
 from adamerge.core.stats import LayerStats
@@ -116,6 +116,16 @@ def test_a_delayed_budget_leaves_the_first_layers_alone():
     assert [count(Fixed(2.5, delay=2), links_of([0.1]), layer) for layer in range(5)] == [0, 0, 2, 3, 2]
 
 
+@given(r=st.lists(st.floats(0, 20), min_size=1, max_size=12))
+def test_a_fixed_schedule_meets_its_sum_and_rests_where_its_number_is_zero(r):
+    budget = Fixed(tuple(r))
+    merged = [int(count(budget, links_of([0.1]), layer)) for layer in range(len(r))]
+    assert abs(sum(merged) - sum(r)) <= 1
+    assert all(m == 0 for m, wanted in zip(merged, r, strict=True) if wanted == 0)
+    assert all(abs(m - wanted) <= 1 for m, wanted in zip(merged, r, strict=True))
+    assert [budget.idle(layer) for layer in range(len(r))] == [wanted == 0 for wanted in r]
+
+
 @pytest.mark.parametrize("r", [True, "3", None, float("nan"), float("inf")])
 def test_a_fixed_number_must_be_a_finite_number(unchecked, r):
     with pytest.raises(BadOption, match=f"r must be a finite number; got {r!r}"):
@@ -167,3 +177,51 @@ def test_statistics_of_a_shallower_model_are_refused():
 def test_a_more_redundant_image_never_merges_less(low, high):
     few, many = merges(adaptive(23.0, 0.1, 0.7), min(low, high), max(low, high))
     assert 0 <= few <= many <= 23
+
+
+def thresholds(*rows: list[float]) -> Links:
+    """Links of these values, all of them sources."""
+    value = torch.tensor(rows, dtype=torch.float64)
+    return Links(value, torch.zeros(value.shape).long(), torch.ones(value.shape, dtype=torch.bool), value.shape[1])
+
+
+@given(
+    values=st.lists(
+        st.lists(st.floats(-1, 1, allow_subnormal=False), min_size=6, max_size=6, unique=True), min_size=1, max_size=3
+    ),
+    wanted=st.tuples(st.floats(0, 6), st.floats(0, 6)),
+)
+def test_as_many_links_pass_a_layers_threshold_as_were_wanted_for_it(values, wanted):
+    links = thresholds(*values)
+    budget = Threshold(wanted)
+    found = [budget.threshold([links], layer) for layer in (0, 1)]
+    budget = budget.with_stats(LayerStats((0.0, 0.0), (1.0, 1.0), tuple(found)))
+    for layer in (0, 1):
+        total = int(torch.as_tensor(count(budget, links, layer)).sum())
+        flat = sorted((v for row in values for v in row), reverse=True)
+        rank = min(round(wanted[layer] * len(values)), len(flat))
+        # Equal values in two images stand on one side of a threshold together.
+        assert total == rank or flat[max(rank - 1, 0)] == flat[min(rank, len(flat) - 1)]
+
+
+def test_one_number_for_all_layers_is_that_number_for_each():
+    links = thresholds([0.1, 0.5, 0.3], [0.2, 0.9, 0.4])
+    assert Threshold(1.5).threshold([links], 1) == Threshold((9.0, 1.5)).threshold([links], 1)
+    assert Threshold(1.5).ragged and Threshold((0.0, 1.0)).ragged and not Threshold((0.0, 0.0)).ragged
+
+
+def test_a_layer_that_should_merge_nothing_never_asks_the_device():
+    budget = Threshold((0.0, 2.0), LayerStats((0.0, 0.0), (1.0, 1.0), (-5.0, -5.0)))
+    links = thresholds([0.1, 0.5])
+    assert count(budget, links, 0) == 0
+    assert torch.as_tensor(count(budget, links, 1)).tolist() == [2]
+
+
+def test_a_schedule_for_another_depth_is_refused():
+    with pytest.raises(BadOption, match="r gives a number for each of 2 layers but layer 2 was asked for; was it "):
+        Threshold((1.0, 2.0)).wanted(2)
+
+
+def test_every_number_of_a_schedule_is_checked():
+    with pytest.raises(BadOption, match=r"r must be >= 0; got -1\.0"):
+        Threshold((1.0, -1.0))

@@ -12,7 +12,7 @@ from examples import AFFINITIES, DIRECTIONS, SPLITS, formula, noise, seeds, seen
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
 from adamerge.core.match import Bipartite, Keys, Sequential, SimilarityOnly
@@ -331,3 +331,21 @@ def test_an_ablation_is_one_replace_away():
     with pytest.raises(BadOption, match="reads attention keys, which do not exist before the block"):
         recipe.decide(seen(formula()))
     assert replace(tome(4), budget=ZScore(8.0, STATS)).stats == STATS
+
+
+def test_a_layer_that_merges_nothing_looks_at_nothing():
+    """No keys, no salience, no cost: parts that would fail here are not asked."""
+    late = replace(tome(3), budget=Fixed(3, delay=1))
+    evidence = seen(noise(2, 6, 4, seed=0))
+    assert late.idle(0) and not late.idle(1) and not tome(0).idle(0)
+    decision = late.decide(evidence)
+    assert decision.plan.is_identity and not decision.links.source.any()
+    scheduled = replace(tome(3), budget=Threshold((0.0, 2.0)))
+    assert scheduled.idle(0) and not scheduled.idle(1)
+    assert scheduled.decide(evidence).plan.is_identity
+
+
+def test_padded_images_survive_a_layer_that_merges_nothing():
+    evidence = seen(noise(2, 6, 4, seed=0), count=torch.tensor([4, 6]))
+    plan = replace(tome(3), budget=Fixed(3, delay=1)).decide(evidence).plan
+    assert plan.count.tolist() == [4, 6] and plan.slot[0].tolist() == [0, 1, 2, 3, -1, -1]

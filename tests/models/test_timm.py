@@ -546,8 +546,10 @@ def test_what_is_no_model_is_refused(unchecked, thing):
 
 def test_a_recipe_must_be_a_recipe(unchecked):
     model = build("vit")
-    with pytest.raises(BadOption, match=r"expected a Recipe such as adamerge.methods.adamerge\(r_max=14, .* got str"):
-        adamerge.apply(model, "tome")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadOption, match=r"expected a Recipe such as adamerge.methods.adamerge\(r_max=14, .* got int"):
+        adamerge.apply(model, 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadOption, match=r"cannot read the recipe tome: .* Make it with `adamerge tune`, or give a"):
+        adamerge.apply(model, "tome")
     with pytest.raises(NotApplied):
         adamerge.trace(model)
 

@@ -12,6 +12,7 @@ from rich.table import Table
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.reproduce import reproduce
+from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError, BadImages
 
 app = typer.Typer(
@@ -28,7 +29,9 @@ Model = Annotated[str, typer.Option("--model", help="A timm model name, or 'embe
 Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
-Method = Annotated[str, typer.Option("--method", help="See `adamerge methods`; its own options follow.")]
+Method = Annotated[
+    str, typer.Option("--method", help="See `adamerge methods`; its own options follow.  Or --recipe FILE.")
+]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]
 BatchSize = Annotated[int, typer.Option("--batch-size")]
@@ -92,7 +95,7 @@ def evaluate(
 ) -> None:
     """Accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.loading import load_data, load_model
-    from adamerge.cli.options import read_recipe
+    from adamerge.cli.options import RECIPE, read_recipe
     from adamerge.core.stats import write_atomically
     from adamerge.embedded.scenes import TEST_SEED
     from adamerge.evaluate import evaluate as judge
@@ -102,6 +105,7 @@ def evaluate(
     net = load_model(model, weights, pretrained, device, dtype)
     batches = load_data(net, data, seed=TEST_SEED, batch_size=batch_size, workers=workers, limit=limit)
     figures = judge(net, batches, recipe).summary()
+    method = RECIPE if any(word.partition("=")[0] == "--recipe" for word in context.args) else method
     settings = {"model": model, "method": method, "options": context.args, "device": device, "dtype": dtype}
     report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
     if json_file is not None:
@@ -154,6 +158,7 @@ def demo(
 app.command()(compare)
 app.command()(bench)
 app.command()(reproduce)
+app.command()(tune)
 
 
 def main() -> None:

@@ -42,6 +42,9 @@ def compare(
     native: Annotated[
         list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
     ] = None,
+    recipe: Annotated[
+        list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
+    ] = None,
     sense: Annotated[str, typer.Option("--sense", help="Which count budgets are meant in: true or paper.")] = "true",
     rival: Annotated[str, typer.Option("--rival", help="Whom all others are compared with.")] = "tome",
     calibration_images: Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")] = 256,
@@ -62,11 +65,13 @@ def compare(
     from adamerge.bootstrap import headings, texts
     from adamerge.cli.loading import load_data, load_model
     from adamerge.compare import compare as run
+    from adamerge.core.recipe import Recipe
     from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
     from adamerge.solve import VARIANTS
 
     natives = dict(read_native(text) for text in native or ())
-    budgets = read_budgets(cut, gmacs, bool(natives))
+    recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
+    budgets = read_budgets(cut, gmacs, bool(natives or recipes))
     labels = list(VARIANTS) if methods is None else read_labels(methods)
     calibration = _calibration(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype)
@@ -87,6 +92,7 @@ def compare(
             budgets,
             out=out,
             native=natives,
+            recipes=recipes,
             sense=sense,  # pyright: ignore[reportArgumentType]
             rival=rival,
             name=model,

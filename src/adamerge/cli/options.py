@@ -10,6 +10,9 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import METHODS, Method
 
+# What stands for a method where a file says everything.
+RECIPE = "recipe"
+
 
 def find_method(name: str) -> Method:
     """The method of that name."""
@@ -19,7 +22,12 @@ def find_method(name: str) -> Method:
 
 
 def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ()) -> Recipe:
-    """The recipe of method `name` with the options in `words`; options named in `without` are not accepted."""
+    """The recipe of method `name` with the options in `words`; options named in `without` are not accepted.
+
+    `--recipe FILE` takes the place of a method: everything is in the file.
+    """
+    if name == RECIPE or any(word.partition("=")[0] == "--recipe" for word in words):
+        return _from_file(words)
     method = find_method(name)
     kinds = {key: kind for key, kind in get_type_hints(method.make).items() if key != "return" and key not in without}
     given: dict[str, Any] = {}
@@ -45,6 +53,16 @@ def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ())
     if missing:
         raise BadOption(f"{name} needs {', '.join(_flag(k) for k in missing)}; it takes {describe(kinds)}")
     return method(**given)
+
+
+def _from_file(words: Sequence[str]) -> Recipe:
+    """The recipe in `--recipe FILE`."""
+    flag, *rest = [part for word in words for part in word.split("=", 1)] or [""]
+    if flag != "--recipe" or len(rest) != 1:
+        raise BadOption(
+            f"a recipe file brings all its options: give --recipe FILE and no others; got {' '.join(words)!r}"
+        )
+    return Recipe.load(rest[0])
 
 
 def describe(kinds: dict[str, Any]) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adamerge.cli.loading import EMBEDDED
-from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
-from adamerge.flops import Cost, cost, meter
+from adamerge.flops import Cost, Meter, cost, meter
 from adamerge.models.host import find_host
 from adamerge.models.surgery import apply, trace
 
@@ -23,11 +23,25 @@ def price(name: str, recipe: Recipe) -> Iterator[str]:
     full = prices.unmerged()
     yield f"{name}: {prices.patches} patch tokens + {prices.prefix} prefix, {len(prices.blocks)} blocks"
     yield _line("unmerged", full, full)
-    apply(model, _typical(recipe))
-    with torch.inference_mode():
-        model(torch.randn(1, *image, generator=torch.Generator().manual_seed(0)))
-    yield _line("merged", cost(model), full)
-    yield f"tokens left after each layer's merge: {' '.join(map(str, trace(model).counts[0].tolist()))}"
+    if isinstance(recipe.budget, Threshold):
+        counts = _average(recipe.budget, prices)
+        price = prices.cost(counts, recipe)
+    else:
+        apply(model, _typical(recipe))
+        with torch.inference_mode():
+            model(torch.randn(1, *image, generator=torch.Generator().manual_seed(0)))
+        counts, price = trace(model).counts, cost(model)
+    yield _line("merged", price, full)
+    yield f"tokens left after each layer's merge: {' '.join(f'{n:.4g}' for n in counts[0].tolist())}"
+
+
+def _average(budget: Threshold, prices: Meter) -> Tensor:
+    """The counts of an image that merges what the thresholds let an average one merge."""
+    left, counts = float(prices.patches), []
+    for layer in range(len(prices.blocks)):
+        left -= min(budget.wanted(layer), left // 2)
+        counts.append(left)
+    return torch.tensor([counts], dtype=torch.float64)
 
 
 def _typical(recipe: Recipe) -> Recipe:

@@ -30,6 +30,18 @@ def check_number(name: str, value: object, at_least: float | None = None) -> Non
         raise BadOption(f"{name} must be >= {at_least}; got {value!r}")
 
 
+def wanted(r: float | tuple[float, ...], layer: int) -> float:
+    """The number for a layer, of one for all layers or one for each."""
+    if not isinstance(r, tuple):
+        return r
+    if layer >= len(r):
+        raise BadOption(
+            f"r gives a number for each of {len(r)} layers but layer {layer} was asked for; "
+            "was it tuned for another model? Give one number for each block of this one."
+        )
+    return r[layer]
+
+
 def calibrated(stats: LayerStats | None, evidence: Evidence) -> LayerStats:
     """The statistics, if there are any for this layer."""
     if stats is None:
@@ -73,7 +85,7 @@ class Adaptive(Protocol):
         """Whether calibration must find a threshold for each layer."""
         ...
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int) -> float:
         """The threshold for one layer, from the links of all calibration images."""
         ...
 
@@ -83,16 +95,18 @@ class Adaptive(Protocol):
 @part
 @dataclass(frozen=True)
 class Fixed:
-    """The same number of merges at every layer, for every image; none in the first `delay` layers.
+    """The same number of merges for every image: at every layer alike, or one number for each; none in the first
+    `delay` layers.
 
-    A fraction is spread over the layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
+    Fractions are carried over to later layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
     """
 
-    r: float
+    r: float | tuple[float, ...]
     delay: int = 0
 
     def __post_init__(self) -> None:
-        check_number("r", self.r, at_least=0)
+        for number in self.r if isinstance(self.r, tuple) else (self.r,):
+            check_number("r", number, at_least=0)
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
             raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
 
@@ -100,10 +114,19 @@ class Fixed:
     def ragged(self) -> bool:
         return False
 
+    def idle(self, layer: int) -> bool:
+        """Whether merging has not begun at this layer, or this layer's number is 0."""
+        return layer < self.delay or (isinstance(self.r, tuple) and wanted(self.r, layer) == 0)
+
     def at(self, layer: int) -> int:
         """How many merges a layer gets."""
+        if self.idle(layer):
+            return 0
+        if isinstance(self.r, tuple):
+            before = math.fsum(self.r[self.delay : layer])
+            return math.floor(before + self.r[layer]) - math.floor(before)
         done = layer - self.delay
-        return 0 if done < 0 else math.floor(self.r * (done + 1)) - math.floor(self.r * done)
+        return math.floor(self.r * (done + 1)) - math.floor(self.r * done)
 
     def merges(self, evidence: Evidence) -> int:
         """How many merges this layer gets, before anybody looks at the tokens."""
@@ -144,7 +167,7 @@ class ZScore:
     def needs_thresholds(self) -> bool:
         return False
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int = 0) -> float:
         raise BadOption("the z-score rule has no thresholds")
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
@@ -162,18 +185,28 @@ class ZScore:
 class Threshold:
     """Merge every link stronger than the layer's calibrated threshold: as many as the image has.
 
-    `r` is how many that should be on average over the calibration images; calibration finds the thresholds.
+    `r` is how many that should be on average over the calibration images, the same for all layers or one number for
+    each; calibration finds the thresholds.
     """
 
-    r: float
+    r: float | tuple[float, ...]
     stats: LayerStats | None = None
 
     def __post_init__(self) -> None:
-        check_number("r", self.r, at_least=0)
+        for number in self.r if isinstance(self.r, tuple) else (self.r,):
+            check_number("r", number, at_least=0)
 
     @property
     def ragged(self) -> bool:
-        return self.r > 0
+        return any(number > 0 for number in self.r) if isinstance(self.r, tuple) else self.r > 0
+
+    def wanted(self, layer: int) -> float:
+        """How many links should merge at a layer, on average over the calibration images."""
+        return wanted(self.r, layer)
+
+    def idle(self, layer: int) -> bool:
+        """Whether this layer's number is 0."""
+        return isinstance(self.r, tuple) and self.wanted(layer) == 0
 
     def with_stats(self, stats: LayerStats | None) -> "Threshold":
         return replace(self, stats=stats)
@@ -182,11 +215,11 @@ class Threshold:
     def needs_thresholds(self) -> bool:
         return True
 
-    def threshold(self, links: Sequence[Links]) -> float:
+    def threshold(self, links: Sequence[Links], layer: int = 0) -> float:
         """The value that `r` links per image exceed on average; what is not finite counts as no link."""
         images = sum(len(batch.value) for batch in links)
         values = torch.cat([batch.value[batch.source & batch.value.isfinite()].double().cpu() for batch in links])
-        rank = round(self.r * images)
+        rank = round(self.wanted(layer) * images)
         if rank >= len(values):
             return LOWEST_THRESHOLD
         values = values.sort(descending=True).values
@@ -200,7 +233,7 @@ class Threshold:
                 "these statistics hold no thresholds, which this recipe needs; "
                 "run `adamerge calibrate --how sequential` for this recipe"
             )
-        if not self.ragged:
+        if self.wanted(evidence.layer) == 0:
             return 0
         return (links.source & (links.value.double() > stats.threshold[evidence.layer])).sum(1)
 

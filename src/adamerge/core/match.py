@@ -35,6 +35,12 @@ class Links:
         return torch.where(self.source, self.value, 0).sum(1) / number
 
 
+def no_links(like: PerToken) -> Links:
+    """The links of tokens that nobody compares."""
+    everyone = torch.arange(like.shape[1], device=like.device).expand(like.shape)
+    return Links(0 * like, everyone, torch.zeros_like(like, dtype=torch.bool), 0)
+
+
 @dataclass(frozen=True)
 class Sides:
     """The two sides of a bipartite matching, as token positions.  `*_valid` is False where a place is empty.
@@ -155,6 +161,26 @@ class SalientLast:
 
     def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
         return (1 - salience) * similarity
+
+
+@part
+@dataclass(frozen=True)
+class Protect:
+    """`-(1 - cos) * s_i ** strength`: what is lost, the distance times how much the token matters (ours).
+
+    Unlike a product with the similarity, it lets tokens go that nobody looks at, however few are like them, and those
+    that much is made of only into their likes.  Salience is compared across images: use one whose mean is 1.
+    """
+
+    strength: float = 0.75
+
+    def __post_init__(self) -> None:
+        finite = isinstance(self.strength, (int, float)) and not isinstance(self.strength, bool)
+        if not finite or not 0 <= self.strength < float("inf"):
+            raise BadOption(f"strength must be a finite number >= 0; got {self.strength!r}")
+
+    def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
+        return (similarity - 1) * salience**self.strength
 
 
 @part

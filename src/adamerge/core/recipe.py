@@ -1,20 +1,23 @@
 """A merging method is a choice of parts."""
 
 import json
+import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.core.budget import Adaptive, Budget
-from adamerge.core.errors import BadOption
+from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold
+from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence, Widths
-from adamerge.core.match import Links, Matching
+from adamerge.core.match import Links, Matching, no_links
 from adamerge.core.parts import from_json, part, to_json
 from adamerge.core.plan import Plan, fold
 from adamerge.core.select import Order, select
-from adamerge.core.stats import LayerStats
+from adamerge.core.stats import LayerStats, write_atomically
 from adamerge.core.types import Features, Mask, PerToken
 
 Site = Literal["before_block", "after_attention"]
@@ -126,6 +129,10 @@ class Recipe:
 
     def decide(self, evidence: Evidence) -> Decision:
         """Decide one merge from the evidence, without carrying it out."""
+        if self.idle(evidence.layer):
+            ones = torch.ones_like(evidence.size)
+            plan = select(no_links(ones), 0, evidence.valid, self.order)
+            return Decision(plan, ones, ones, no_links(ones))
         salience, links = self.link(evidence)
         plan = select(links, self.budget(links, evidence), evidence.valid, self.order)
         return Decision(plan, self.weight(evidence, salience), salience, links)
@@ -134,6 +141,10 @@ class Recipe:
     def ragged(self) -> bool:
         """Whether images of one batch may end with different numbers of tokens."""
         return self.budget.ragged
+
+    def idle(self, layer: int) -> bool:
+        """Whether no image merges anything at a layer, whatever its tokens are: then nobody need look at them."""
+        return isinstance(self.budget, (Fixed, Threshold)) and self.budget.idle(layer)
 
     def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
         """What matters, and who would merge into whom."""
@@ -154,19 +165,40 @@ class Recipe:
             )
         return replace(self, budget=self.budget.with_stats(stats))
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the recipe with its statistics to a JSON file, whole or not at all."""
+        write_atomically(path, self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Recipe":
+        """Read the recipe that `save` wrote."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadOption(
+                f"cannot read the recipe {path}: {error}. Make it with `adamerge tune`, or give a method's recipe such "
+                "as adamerge.methods.tome(8)"
+            ) from error
+        try:
+            return Recipe.from_json(text)
+        except (BadOption, BadStats) as error:
+            raise type(error)(f"{path}: {error}") from error
+
     def to_json(self) -> str:
         """The recipe, with its statistics, as JSON text."""
         return json.dumps(to_json(self), indent=1)
 
     @staticmethod
     def from_json(text: str) -> "Recipe":
-        """The recipe that `to_json` wrote."""
+        """The recipe that `to_json` wrote, also where it stands in the `adamerge.json` beside a model's weights."""
         try:
             data: Any = json.loads(text)
         except json.JSONDecodeError as error:
             raise BadOption(
                 f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
             ) from error
+        if isinstance(data, dict) and set(data) == {"schema", "recipe"}:
+            data = data["recipe"]
         recipe = from_json(data)
         if not isinstance(recipe, Recipe):
             raise BadOption(

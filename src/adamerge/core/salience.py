@@ -103,3 +103,46 @@ class Sharpness:
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return (n + at.prefix) ** 2 * at.heads * at.key_dim
+
+
+@part
+@dataclass(frozen=True)
+class ClassShare:
+    """The class token's attention to a token as a multiple of what a token gets on average over its image's tokens.
+
+    Unlike a min-max scale it does not hang on the most attended token, and it can be compared across images.
+    """
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        return share(evidence.class_attention, evidence)
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return (n + at.prefix) * at.heads * at.key_dim
+
+
+@part
+@dataclass(frozen=True)
+class AttentionShare:
+    """The attention of all tokens to a token, as a multiple of the average: for models without a class token.
+
+    It needs the whole attention matrix, so that fused attention has to be paid for twice.
+    """
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        weights = evidence.attention
+        if evidence.valid is not None:
+            asking = torch.nn.functional.pad(evidence.valid, (evidence.prefix, 0), value=True)
+            weights = weights.masked_fill(~asking[:, :, None], 0)
+        return share(weights.sum(1)[:, evidence.prefix :], evidence)
+
+    def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
+        return (n + at.prefix) ** 2 * at.heads * at.key_dim
+
+
+def share(s: PerToken, evidence: Evidence) -> PerToken:
+    """Scale to a mean of 1 per image; padding gets 0, and where nothing is attended to all tokens matter the same."""
+    valid = evidence.valid
+    s = s if valid is None else torch.where(valid, s, 0)
+    mean = s.sum(1, keepdim=True) / evidence.counts[:, None]
+    even = torch.ones_like(s) if valid is None else valid.to(s.dtype)
+    return torch.where(mean > 0, s / torch.where(mean > 0, mean, 1), even)

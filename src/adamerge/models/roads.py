@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from adamerge.core.budget import Fixed
+from adamerge.core.budget import Adaptive, Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import packed, padded
 from adamerge.runtime.padded import Tables
@@ -105,7 +105,9 @@ class Switch:
 def _idle(recipe: Recipe) -> bool:
     """Whether a recipe is known to merge nothing."""
     budget = recipe.budget
-    return budget.r == 0 if isinstance(budget, Fixed) else hasattr(budget, "with_stats") and not budget.ragged
+    if isinstance(budget, Fixed):
+        return not any(budget.r) if isinstance(budget.r, tuple) else budget.r == 0
+    return isinstance(budget, Adaptive) and not budget.ragged
 
 
 class Reference:

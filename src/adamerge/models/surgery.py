@@ -1,5 +1,6 @@
 """Putting merging into a model and taking it out again."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from adamerge.models.stack import Stack
 from adamerge.runtime.trace import Trace
 
 
-def apply(model: nn.Module, recipe: Recipe, runtime: Runtime = "auto") -> nn.Module:
+def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Runtime = "auto") -> nn.Module:
     """Make `model` merge tokens as `recipe` says, in place; return it.
 
     Applying again replaces the recipe.  Parameters, `state_dict` keys, input and output shapes stay what they were.
@@ -25,13 +26,15 @@ def apply(model: nn.Module, recipe: Recipe, runtime: Runtime = "auto") -> nn.Mod
 
     Args:
         model: a supported model.
-        recipe: what to merge, from `adamerge.methods` or `Recipe.from_json`.
+        recipe: what to merge, from `adamerge.methods` or `adamerge.tune`, or a file that `Recipe.save` wrote.
         runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
             a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs on CUDA
             when nobody asks for gradients, and takes the reference otherwise.
     """
     if runtime not in get_args(Runtime):
         raise BadOption(f"runtime must be one of {', '.join(get_args(Runtime))}; got {runtime!r}")
+    if isinstance(recipe, (str, os.PathLike)):
+        recipe = Recipe.load(recipe)
     if not isinstance(recipe, Recipe):
         raise BadOption(
             f"expected a Recipe such as adamerge.methods.adamerge(r_max=14, stats=stats), got {type(recipe).__name__}"

@@ -40,7 +40,10 @@ class Fusion:
 
     def may_merge(self, layer: int) -> bool:
         """Whether a layer can merge anything, as far as that is known before anybody looks at the tokens."""
-        return self.budget.at(layer) > 0 if isinstance(self.budget, Fixed) else self.budget.ragged
+        budget = self.budget
+        if isinstance(budget, Fixed):
+            return budget.at(layer) > 0
+        return budget.wanted(layer) > 0 if isinstance(budget, Threshold) else budget.ragged
 
     def merges(self, layer: int, patches: int) -> int | None:
         """How many merges every image of `patches` tokens gets at a layer; None where that depends on the image."""

@@ -1,0 +1,350 @@
+"""Tune at several cuts and compare with every rival, each with its own parameters tuned just as freely.
+
+Rivals are solved for the cost and chosen by their divergence on the tuning images; everybody is judged on others.
+Rows are written as they are found.  Images are a folder (root/class/image) or a file that torch.save wrote with
+`images` (uint8, cropped for the model, or float, preprocessed) and `labels`.
+"""
+
+import argparse
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors.torch import load_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import Tensor, nn
+
+from adamerge.bootstrap import intervals, paired
+from adamerge.cli.loading import DTYPES, load_data, load_model
+from adamerge.core.budget import Adaptive
+from adamerge.core.errors import BadOption
+from adamerge.core.parts import to_json
+from adamerge.core.recipe import Recipe
+from adamerge.data import spread
+from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.methods import METHODS
+from adamerge.presets import scaled, settle
+from adamerge.solve import Target
+from adamerge.tune import seek, split
+from adamerge.tuning.bench import AT_ONCE, AT_ONCE_ELSEWHERE, Bench, Outcome
+from adamerge.tuning.journal import Journal
+from adamerge.versions import versions
+
+RESULTS = Path(__file__).resolve().parent / "results"
+WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
+UNWEIGHED = WEIGHED[::-1]
+EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
+# What each method leaves open; the first setting is its default.  The knob is solved for the cost.
+OPEN: dict[str, list[dict[str, Any]]] = {
+    "tome": WEIGHED,
+    "pitome": [{"margin": margin} | weighed for weighed in WEIGHED for margin in (0.9, 0.75, 0.5)],
+    "dsm": [{"delay": delay} for delay in (4, 1, 2, 3, 5, 6)] + [{"delay": delay, "windows": True} for delay in (2, 4)],
+    "tofu": [{"until": until} | weighed for weighed in WEIGHED for until in (0.5, 0.25, 0.75)],
+    "evit": UNWEIGHED,
+    "ats": [{"first": first} | weighed for weighed in UNWEIGHED for first in (0.25, 0.1, 0.4)],
+    "dymu": WEIGHED,
+    "vid_tldr": WEIGHED,
+    "adamerge": [
+        {},
+        {"affinity": "cosine"},
+        {"affinity": "cosine", **EXCHANGED},
+        {"affinity": "cosine", "direction": "protecting", **EXCHANGED},
+        {"direction": "protecting", **EXCHANGED},
+    ],
+    "random": [{}],
+}
+FIELDS = (
+    "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
+    "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
+    "tuned_minus_this_low", "tuned_minus_this_high", "tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high",
+    "cosine_pooled", "cosine_patches", "sweeps", "seconds", "tune_images", "judge_images", "device", "dtype", "date",
+    "versions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """A method at a cut: the recipe, what it lost and cost on the tuning images."""
+
+    method: str
+    options: dict[str, Any]
+    knob: float | None
+    recipe: Recipe
+    loss: float
+    cut: float
+    untuned: bool
+    sweeps: int = 0
+    seconds: float = 0.0
+
+
+def main() -> None:
+    """Run the comparison."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="embedded")
+    parser.add_argument("--weights", type=Path)
+    parser.add_argument("--image-size", type=int, help="another than the model's own; its positions are resampled")
+    parser.add_argument("--tune", default="embedded", help="images to tune on: a folder, a .pt file, or 'embedded'")
+    parser.add_argument("--judge", default="embedded", help="images to judge on, likewise")
+    parser.add_argument("--tune-images", type=int, default=512)
+    parser.add_argument("--judge-images", type=int, default=2000)
+    parser.add_argument("--sample", type=int, default=0, help="of a .pt file, tune on images this far from the usual")
+    parser.add_argument("--cuts", default="0.3,0.4,0.2,0.5,0.1,0.6")
+    parser.add_argument("--tries", type=int, default=60, help="recipes to try at the first cut; half as many later")
+    parser.add_argument("--methods", default=",".join(OPEN))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="fp32")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--recipes", type=Path, help="a folder for the tuned recipes")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    model = load(arguments)
+    frontier = Frontier(model, arguments)
+    with (arguments.out or RESULTS / f"frontier-{arguments.model}.csv").open("w", newline="", encoding="utf-8") as file:
+        table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        table.writeheader()
+        for cut in map(float, arguments.cuts.split(",")):
+            for row in frontier.rows(cut):
+                table.writerow(row)
+                file.flush()
+
+
+def load(arguments: argparse.Namespace) -> nn.Module:
+    """The model; at another image size than its own if asked for."""
+    name, weights = arguments.model, arguments.weights
+    if arguments.image_size is None:
+        return load_model(name, weights, False, arguments.device, arguments.dtype)
+    model: Any = timm.create_model(name, img_size=arguments.image_size)
+    model.load_state_dict(checkpoint_filter_fn(load_file(weights), model))
+    return model.to(arguments.device, DTYPES[arguments.dtype]).eval()
+
+
+class Frontier:
+    """A model with images to tune and to judge on; the recipe tuned last is where the next search starts."""
+
+    def __init__(self, model: nn.Module, arguments: argparse.Namespace):
+        self.model, self.arguments = model, arguments
+        self.begin = time.monotonic()
+        tune, _ = read(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED, arguments.sample)
+        judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
+        size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
+        # Rivals choose and calibrate on the very images that are searched on.
+        self.bench = Bench(model, split(list(tune.split(size)))[0])
+        self.one = Bench(model, [tune[:1]])
+        self.judges = Bench(model, list(judge.split(size)))
+        # A backbone has no classes; its accuracies are 0 and mean nothing.
+        self.full = torch.cat([wanted[0].argmax(1) for wanted in self.judges.wanted]).cpu()
+        if self.judges.loss == "features":
+            self.full = torch.full_like(self.full, -1)
+        self.starts: tuple[Any, ...] = ()
+        top1 = (self.full == self.labels).double().mean().item()
+        self.say(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
+
+    def say(self, text: str) -> None:
+        """A line of progress."""
+        print(f"[{time.monotonic() - self.begin:6.1f} s] {text}", flush=True)
+
+    def rows(self, cut: float) -> Iterator[dict[str, Any]]:
+        """Everybody at one cut, the tuned recipe first."""
+        target = Target(cut=cut)
+        found, judged = self.level(target, self.tuned(target))
+        tuned = judged
+        yield self.row(cut, found, judged, tuned, best=True)
+        found, judged = self.level(target, self.preset)
+        yield self.row(cut, found, judged, tuned, best=True)
+        for method in self.arguments.methods.split(","):
+            variants = [
+                (made(target), made) for made in (self.variant(method, number) for number in range(len(OPEN[method])))
+            ]
+            reached = [(first, made) for first, made in variants if first is not None]
+            if not reached:
+                self.say(f"{method} cannot cut {cut:.0%}")
+                continue
+            best = min((first for first, _ in reached), key=lambda one: one.loss)
+            for first, made in reached:
+                if first is best or first.untuned:
+                    found, judged = self.level(target, made, first)
+                    yield self.row(cut, found, judged, tuned, best=first is best)
+
+    def level(
+        self, target: Target, make: Callable[[Target], Found | None], found: Found | None = None
+    ) -> tuple[Found, Outcome]:
+        """A recipe that meets the target on the images it is judged on, and what it does there.
+
+        Calibrated counts meet a cost on the images they were calibrated on; other images may spare less.  So that all
+        are compared at one cost, whoever misses it is made again for a target that is as much too high or low.  Only
+        costs are looked at for this, neither outputs nor labels, and only the scale moves.
+        """
+        goal = asked = target.macs(self.bench.full)
+        found = found if found is not None else make(target)
+        assert found is not None
+        judged = self.judges.sweep(found.recipe, calibrate=False)
+        for _ in range(3):
+            error = judged.macs.mean().item() - goal
+            if abs(error) <= 0.003 * goal:
+                break
+            asked -= error
+            again = make(Target(gmacs=asked / 1e9))
+            if again is None:
+                break
+            found, judged = again, self.judges.sweep(again.recipe, calibrate=False)
+        return found, judged
+
+    def tuned(self, target: Target) -> Callable[[Target], Found]:
+        """The tuned recipe; where one was found at another cut, the search starts from it."""
+        begin, swept = time.monotonic(), self.bench.sweeps
+        tries = self.arguments.tries // (2 if self.starts else 1)
+        options: dict[str, Any] = {"seed": self.arguments.seed, "until": torch.inf, "progress": False}
+        trial, tried = seek(self.bench, target, Journal(None, {}), tries=tries, starts=self.starts, **options)
+        if not self.starts:
+            self.starts = ((trial.family, trial.rates),)
+        spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
+        shown = {"tried": tried, "family": to_json(trial.family), "rates": [round(rate, 4) for rate in trial.rates]}
+
+        def make(target: Target) -> Found:
+            outcome = self.bench.sweep(scaled(self.bench, trial.family, trial.rates, target).recipe)
+            if self.arguments.recipes is not None:
+                outcome.recipe.save(
+                    self.arguments.recipes / f"{self.arguments.model}-{100 * self.cut(target):.0f}.json"
+                )
+            return Found("tuned", shown, None, outcome.recipe, *self.figures(outcome), False, passes, spent)
+
+        return make
+
+    def preset(self, target: Target) -> Found:
+        """The preset, which nobody tuned."""
+        outcome = self.bench.sweep(settle(self.bench, target), calibrate=False)
+        return Found("preset", {}, None, outcome.recipe, *self.figures(outcome), True)
+
+    def variant(self, name: str, number: int) -> Callable[[Target], Found | None]:
+        """A setting of a method; None where it cannot reach a target."""
+        options = OPEN[name][number]
+
+        def make(target: Target) -> Found | None:
+            begin, swept = time.monotonic(), self.bench.sweeps
+            try:
+                knob, outcome = self.solved(name, options, target)
+            except BadOption:
+                return None
+            spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
+            return Found(name, options, knob, outcome.recipe, *self.figures(outcome), number == 0, passes, spent)
+
+        return make
+
+    def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, Outcome]:
+        """The knob that meets the target, by interpolation and halving in turn."""
+        method, goal = METHODS[name], target.macs(self.bench.full)
+
+        def sweep(bench: Bench, knob: float) -> Outcome:
+            return bench.sweep(method(**{**options, str(method.knob): knob}))
+
+        gentle = method(**{**options, str(method.knob): method.gentle})
+        varies = isinstance(gentle.budget, Adaptive) or gentle.ragged or options.get("windows", False)
+        bench = self.bench if varies else self.one
+        knob = meet(lambda knob: sweep(bench, knob).macs.mean().item(), method.gentle, method.strong, goal)
+        return knob, sweep(self.bench, knob)
+
+    def cut(self, target: Target) -> float:
+        """The share of the cost that a target saves."""
+        return 1 - target.macs(self.bench.full) / self.bench.full
+
+    def figures(self, outcome: Outcome) -> tuple[float, float]:
+        """The mean loss and the cut."""
+        return outcome.loss.mean().item(), 1 - outcome.macs.mean().item() / self.bench.full
+
+    def row(self, cut: float, found: Found, mine: Outcome, tuned: Outcome, best: bool) -> dict[str, Any]:
+        """One line of the table."""
+        right, theirs = self.right(mine), self.right(tuned)
+        (kl,) = intervals(mine.loss[:, None])
+        delta, against = paired(right, (self.full == self.labels).double()), paired(tuned.loss, mine.loss)
+        cosines = ["", ""] if mine.cosines is None else mine.cosines.mean(0).tolist()
+        points, now = paired(theirs, right), datetime.now(timezone.utc)
+        self.say(
+            f"cut {cut:.0%} {found.method:9} {'best' if best else 'default':7} KL {kl.mean:.4f}, tuned/this "
+            f"{tuned.loss.mean().item() / max(kl.mean, 1e-12):.2f}, {100 * delta.mean:+.2f} points, "
+            f"really {self.figures(mine)[1]:.1%}, {found.seconds:.0f} s, {found.sweeps} sweeps"
+        )
+        return {
+            "model": self.arguments.model,
+            "cut": cut,
+            "method": found.method,
+            "options": json.dumps(found.options),
+            "knob": found.knob,
+            "untuned": found.untuned,
+            "best": best,
+            "tune_kl": found.loss,
+            **_ends("kl", kl, 1),
+            "top1": right.mean().item(),
+            **_ends("delta_top1", delta, 100),
+            "cut_tune": found.cut,
+            "cut_judge": self.figures(mine)[1],
+            "tuned_ratio": tuned.loss.mean().item() / max(kl.mean, 1e-12),
+            **_ends("tuned_minus_this", against, 1),
+            "tuned_top1_minus_this": 100 * points.mean,
+            "tuned_top1_low": 100 * points.low,
+            "tuned_top1_high": 100 * points.high,
+            "cosine_pooled": cosines[0],
+            "cosine_patches": cosines[1],
+            "sweeps": found.sweeps,
+            "seconds": round(found.seconds, 2),
+            "tune_images": self.bench.number,
+            "judge_images": len(self.labels),
+            "device": versions(self.arguments.device)["device"],
+            "dtype": self.arguments.dtype,
+            "date": now.strftime("%Y-%m-%d"),
+            "versions": json.dumps(versions(self.arguments.device)),
+        }
+
+    def right(self, outcome: Outcome) -> Tensor:
+        """Which images got their own label."""
+        if outcome.choice is None:
+            return torch.zeros(len(self.labels), dtype=torch.float64)
+        return (outcome.choice == self.labels).double()
+
+
+def _ends(name: str, interval: Any, scale: float) -> dict[str, float]:
+    ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
+    return {name + end: scale * value for end, value in ends.items()}
+
+
+def meet(cost: Callable[[float], float], gentle: float, strong: float, goal: float, tries: int = 14) -> float:
+    """The knob between two whose cost is nearest to the goal, within 0.3 %."""
+    ends = [(cost(gentle), gentle), (cost(strong), strong)]
+    if not ends[1][0] <= goal <= ends[0][0]:
+        raise BadOption("out of reach")
+    seen = list(ends)
+    for turn in range(tries):
+        (high, mild), (low, hard) = ends
+        share = 0.5 if turn % 3 == 2 else min(max((high - goal) / max(high - low, 1e-9), 0.03), 0.97)
+        knob = mild + share * (hard - mild)
+        found = (cost(knob), knob)
+        seen.append(found)
+        if abs(found[0] / goal - 1) < 0.003:
+            break
+        ends = [found, ends[1]] if found[0] > goal else [ends[0], found]
+    return min(seen, key=lambda one: abs(one[0] - goal))[1]
+
+
+def read(model: nn.Module, source: str, limit: int, seed: int, sample: int = 0) -> tuple[Tensor, Tensor]:
+    """Images and labels from a folder, a file or the embedded generator."""
+    if not source.endswith(".pt"):
+        pairs = list(load_data(model, source, seed=seed, batch_size=64, workers=2, limit=limit))
+        return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
+    content = torch.load(source, weights_only=True)
+    chosen = (torch.tensor(spread(len(content["labels"]), limit)) + sample) % len(content["labels"])
+    images, labels = content["images"][chosen], content["labels"][chosen]
+    if images.dtype == torch.uint8:
+        config = model.pretrained_cfg  # pyright: ignore[reportAttributeAccessIssue]
+        mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))  # pyright: ignore
+        images = (images.float() / 255 - mean) / std
+    return images, labels
+
+
+if __name__ == "__main__":
+    main()

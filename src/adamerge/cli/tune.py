@@ -1,0 +1,82 @@
+"""The command `adamerge tune`: the best recipe for a model at a wanted cost, as one file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from adamerge.core.errors import BadImages, BadOption
+
+EMBEDDED = "embedded"
+console = Console()
+problems = Console(stderr=True)
+
+
+def tune(
+    out: Annotated[Path, typer.Option("--out", help="Where the recipe goes.")] = Path("recipe.json"),
+    cut: Annotated[float | None, typer.Option("--cut", help="The share of the cost to save; 0.3 by default.")] = None,
+    gmacs: Annotated[float | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")] = None,
+    latency_ratio: Annotated[
+        float | None, typer.Option("--latency-ratio", help="Instead of --cut, the share of time, measured here.")
+    ] = None,
+    count: Annotated[str, typer.Option("--count", help="Which count the cost is meant in: true or paper.")] = "true",
+    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    data: Annotated[str, typer.Option("--data", help="An ImageFolder, or 'embedded'; no labels are used.")] = EMBEDDED,
+    limit: Annotated[int, typer.Option("--images", help="Tune on this many images, spread over the folder.")] = 256,
+    loss: Annotated[str | None, typer.Option("--loss", help="kl or features; by default what the model gives.")] = None,
+    static: Annotated[bool, typer.Option("--static", help="Merge the same number in every image.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Of the order in which changes are tried.")] = 0,
+    tries: Annotated[int, typer.Option("--tries", help="How many recipes to try.")] = 100,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", help="Seconds after which the best so far is taken.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="A file that keeps what was tried, to go on from.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
+    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")] = "fp32",
+    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
+    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")
+    ] = False,
+) -> None:
+    """Find the recipe that changes a model's output least at a wanted cost; no labels, no training."""
+    from adamerge.cli.loading import load_data, load_model
+    from adamerge.embedded.scenes import CALIBRATION_SEED
+    from adamerge.solve import Target
+    from adamerge.tune import study
+
+    if sum(given is not None for given in (cut, gmacs, latency_ratio)) > 1:
+        raise BadOption("give one of --cut, --gmacs and --latency-ratio, to say what it may cost")
+    if gmacs is not None or cut is not None:
+        # Refuse what means nothing before images are read.
+        Target(cut=cut, gmacs=gmacs)
+    net = load_model(model, weights, pretrained, device, dtype)
+    shown = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    images = [batch for batch, _ in shown]
+    complaint = shown.complaint()
+    if complaint is not None and not skip_bad:
+        raise BadImages(f"{complaint}. Pass --skip-bad to tune on the others.")
+    found = study(
+        net,
+        images,
+        cut,
+        count=count,  # pyright: ignore[reportArgumentType]
+        gmacs=gmacs,
+        latency_ratio=latency_ratio,
+        loss=loss,  # pyright: ignore[reportArgumentType]
+        static=static,
+        seed=seed,
+        tries=tries,
+        time_limit=time_limit,
+        resume=resume,
+    )
+    found.recipe.save(out)
+    console.print(str(found), highlight=False)
+    if complaint is not None:
+        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"wrote {out}; use it with adamerge.apply(model, {str(out)!r})", highlight=False, soft_wrap=True)
