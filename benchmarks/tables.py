@@ -114,6 +114,26 @@ def _points(row: dict[str, str], name: str) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
+def speed_table() -> str:
+    """Every contender at every batch size, from one interleaved run each."""
+    with (RESULTS / "bench-vit_base_patch16_224.csv").open(encoding="utf-8", newline="") as file:
+        found = list(csv.DictReader(file))
+    lines = [
+        f"{found[0]['model']} with {found[0]['weights']} weights, {found[0]['dtype']} on {found[0]['device']}.",
+        "",
+        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | memory of the call | waits |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in found:
+        low, middle, high = (float(row[f"ms_{p}"]) for p in ("p20", "p50", "p80"))
+        lines.append(
+            f"| {row['batch']} | {'unmerged' if row['method'] == 'none' else row['method']} | {row['way']} | "
+            f"{float(row['cut_true']):.1%} | {middle:.2f} [{low:.2f}, {high:.2f}] | {float(row['speedup']):.2f}× | "
+            f"{float(row['ideal_true']):.2f}× | {float(row['own_mb']):.0f} MB | {row['syncs']} |"
+        )
+    return "\n".join(lines)
+
+
 def frontier_table() -> str:
     """The tuned recipe and the preset beside the best rival at each cut, for every model that was measured."""
     parts = []
@@ -194,13 +214,15 @@ def filled(text: str, name: str, table: str) -> str:
 
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
-    readme, results, frontier = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "frontier.md"
+    readme, docs = ROOT / "README.md", ROOT / "docs"
+    results, frontier, speed = docs / "results.md", docs / "frontier.md", docs / "speed.md"
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
         readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
         results: _all_filled(
             results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
         ),
+        speed: _all_filled(speed, {"speed": speed_table()}),
         frontier: _all_filled(frontier, {"frontier": frontier_table(), "ablation": ablation_table()}),
     }
 
