@@ -9,6 +9,7 @@ from models.families import RECIPES, build, pictures
 from torch import nn
 
 import adamerge
+from adamerge.core.errors import BadStats
 from adamerge.core.recipe import Recipe
 from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
 from adamerge.models import roads
@@ -90,6 +91,14 @@ def test_intermediate_layers_have_the_hosts_shape():
         with_kernels(model)
         for found, reference in zip(model.get_intermediate_layers(images, 2), expected, strict=True):
             torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", [adamerge.methods.adamerge(4.0), dymu(2.0)], ids=["z-score", "threshold"])
+def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(recipe):
+    model = adamerge.apply(build("vit").to(DEVICE), recipe, "packed")
+    with_kernels(model)
+    with torch.inference_mode(), pytest.raises(BadStats, match="adapts to calibrated statistics and has none"):
+        model(pictures(1).to(DEVICE))
 
 
 def test_counts_under_capture_stay_on_the_device(monkeypatch):

@@ -42,16 +42,16 @@ def wanted(r: float | tuple[float, ...], layer: int) -> float:
     return r[layer]
 
 
-def calibrated(stats: LayerStats | None, evidence: Evidence) -> LayerStats:
+def calibrated(stats: LayerStats | None, layer: int) -> LayerStats:
     """The statistics, if there are any for this layer."""
     if stats is None:
         raise BadStats(
             "this recipe adapts to calibrated statistics and has none; make them with "
             "`stats = adamerge.calibrate(model, images, recipe)` and pass stats=stats"
         )
-    if evidence.layer >= stats.depth:
+    if layer >= stats.depth:
         raise BadStats(
-            f"stats cover {stats.depth} layers but layer {evidence.layer} was asked for; "
+            f"stats cover {stats.depth} layers but layer {layer} was asked for; "
             "were they calibrated on another model? Run `adamerge calibrate` on this one."
         )
     return stats
@@ -171,7 +171,7 @@ class ZScore:
         raise BadOption("the z-score rule has no thresholds")
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
-        stats, layer = calibrated(self.stats, evidence), evidence.layer
+        stats, layer = calibrated(self.stats, evidence.layer), evidence.layer
         if not self.ragged:
             return 0
         redundancy = links.redundancy.detach().double()
@@ -200,6 +200,16 @@ class Threshold:
     def ragged(self) -> bool:
         return any(number > 0 for number in self.r) if isinstance(self.r, tuple) else self.r > 0
 
+    def known(self, layer: int) -> float:
+        """The calibrated threshold of a layer."""
+        stats = calibrated(self.stats, layer)
+        if len(stats.threshold) != stats.depth:
+            raise BadStats(
+                "these statistics hold no thresholds, which this recipe needs; "
+                "run `adamerge calibrate --how sequential` for this recipe"
+            )
+        return stats.threshold[layer]
+
     def wanted(self, layer: int) -> float:
         """How many links should merge at a layer, on average over the calibration images."""
         return wanted(self.r, layer)
@@ -227,15 +237,10 @@ class Threshold:
         return float(values[max(rank - 1, 0) : rank + 1].mean())
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
-        stats = calibrated(self.stats, evidence)
-        if len(stats.threshold) != stats.depth:
-            raise BadStats(
-                "these statistics hold no thresholds, which this recipe needs; "
-                "run `adamerge calibrate --how sequential` for this recipe"
-            )
+        threshold = self.known(evidence.layer)
         if self.wanted(evidence.layer) == 0:
             return 0
-        return (links.source & (links.value.double() > stats.threshold[evidence.layer])).sum(1)
+        return (links.source & (links.value.double() > threshold)).sum(1)
 
 
 @part

@@ -66,7 +66,7 @@ class Road:
             return Rule("fixed", merges)
         device = layout.offsets.device
         if device not in self._thresholds:
-            self._thresholds[device] = fusion.numbers(device)
+            self._thresholds[device] = fusion.numbers(len(self.views), device)
         numbers = self._thresholds[device]
         assert numbers is not None
         return Rule("threshold" if numbers.shape[1] == 1 else "zscore", numbers=numbers[layer])

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore
+from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore, calibrated
 from adamerge.core.match import (
     Alternating,
     Bipartite,
@@ -54,16 +54,16 @@ class Fusion:
         room = min(sources, patches - sources) if self.half else sources
         return min(self.budget.at(layer), room)
 
-    def numbers(self, device: torch.device) -> Tensor | None:
-        """What the count rule compares with, one row a layer."""
+    def numbers(self, depth: int, device: torch.device) -> Tensor | None:
+        """What the count rule compares with, one row a layer; refused where it was not calibrated."""
         budget = self.budget
-        if isinstance(budget, Fixed) or budget.stats is None:
+        if isinstance(budget, Fixed):
             return None
         if isinstance(budget, Threshold):
-            rows = [[threshold] for threshold in budget.stats.threshold]
+            rows = [[budget.known(layer)] for layer in range(depth)]
         else:
-            slope = budget.alpha / budget.temperature
-            pairs = zip(budget.stats.mean, budget.stats.std, strict=True)
+            stats, slope = calibrated(budget.stats, depth - 1), budget.alpha / budget.temperature
+            pairs = zip(stats.mean, stats.std, strict=True)
             rows = [[mean, max(std, SMALLEST_STD), budget.r_max, slope] for mean, std in pairs]
         return torch.tensor(rows, dtype=torch.float64, device=device)
 

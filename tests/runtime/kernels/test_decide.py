@@ -57,7 +57,7 @@ def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Cho
         assert inverse is not None
         parts, rows, value, partner = affinity(x, inverse, where, split, fusion.affinity)
         sums = parts, rows
-    numbers = fusion.numbers(DEVICE)
+    numbers = fusion.numbers(1, DEVICE)
     kind = "fixed" if numbers is None else "threshold" if numbers.shape[1] == 1 else "zscore"
     merges = fusion.budget.at(0) if isinstance(fusion.budget, Fixed) else 0
     rule = Rule(kind, merges, None if numbers is None else numbers[0])
