@@ -1,6 +1,7 @@
 """The road with kernels does what the reference does, on whole models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from torch import nn
 
 import adamerge
 from adamerge.core.errors import BadStats
-from adamerge.core.recipe import Recipe
+from adamerge.core.match import Tokens
+from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.salience import Uniform
 from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
 from adamerge.models import roads
 from adamerge.models.surgery import applied
+from adamerge.presets import protect
 from adamerge.runtime import fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,6 +27,10 @@ def calibrated(model: nn.Module, recipe: Recipe) -> Recipe:
     return recipe.with_stats(adamerge.calibrate(model, pictures(4), recipe, progress=False))
 
 
+def by_tokens(recipe: Recipe) -> Recipe:
+    return replace(recipe, links=replace(recipe.links, metric=Tokens()))  # pyright: ignore[reportArgumentType]
+
+
 MORE: dict[str, Callable[..., Recipe]] = {
     "threshold": lambda model, images: calibrated(model, dymu(2.5)),
     "delayed": lambda model, images: dsm(2.5, 1),
@@ -30,6 +38,10 @@ MORE: dict[str, Callable[..., Recipe]] = {
     "pruning": lambda model, images: tofu(2),
     "keep": lambda model, images: evit(0.6),
     "random": lambda model, images: random(2),
+    "preset": lambda model, images: calibrated(model, protect(r=2.5)),
+    "preset on tokens": lambda model, images: calibrated(model, by_tokens(protect(r=2.5))),
+    "static preset": lambda model, images: replace(protect(static=True, r=2.5), weight=BySize()),
+    "tokens alone": lambda model, images: replace(by_tokens(protect(0.0, static=True, r=2.0)), salience=Uniform()),
 }
 
 
@@ -101,6 +113,8 @@ def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(rec
         model(pictures(1).to(DEVICE))
 
 
+# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_counts_under_capture_stay_on_the_device(monkeypatch):
     """Without asking for counts, arrays keep their length and the result is the same."""
     model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)

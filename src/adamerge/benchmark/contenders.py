@@ -111,13 +111,15 @@ def unmerged_contenders(model: nn.Module, ways: Mapping[str, Way], prices: Meter
 
 def merged_contenders(model: nn.Module, entry: Entry, ways: Mapping[str, Way], prices: Meter) -> Iterator[Contender]:
     """A recipe in every way that it can run."""
+    host = find_host(model)
     for name, way in ways.items():
         recipe = entry.recipe
         if recipe is None:
             yield Contender(entry.method, name, _nothing, _nothing, way.captured, entry.facts, entry.error)
             continue
         # What a CUDA graph does cannot depend on the images, unless the kernels know how many tokens are left.
-        known = way.runtime == "packed" and not isinstance(recognise(recipe, find_host(model).prefix), str)
+        fusion = recognise(recipe, host.prefix, host.class_token)
+        known = way.runtime == "packed" and not isinstance(fusion, str)
         if way.make is graph and recipe.ragged and not known:
             continue
         try:

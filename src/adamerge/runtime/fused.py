@@ -23,6 +23,7 @@ from adamerge.runtime.kernels.affinity import affinity
 from adamerge.runtime.kernels.attention import attend
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.directions import directions
+from adamerge.runtime.kernels.glance import glance
 from adamerge.runtime.kernels.linear import linear as linear_fused
 from adamerge.runtime.kernels.linear import worthwhile
 from adamerge.runtime.kernels.match import Split, match
@@ -44,7 +45,7 @@ class Road:
 
     def __init__(self, views: Sequence[View], recipe: Recipe, prefix: int, class_token: bool):
         self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
-        self.fusion: Fusion | str = recognise(recipe, prefix)
+        self.fusion: Fusion | str = recognise(recipe, prefix, class_token)
         self.shapes = [view.shape for view in views]
         self._thresholds: dict[torch.device, Tensor | None] = {}
         self._beginning: tuple[object, Layout, PerRow, Tensor] | None = None
@@ -89,37 +90,45 @@ class Pass:
     def _first_half(self, layer: int) -> State:
         """Attention, with the merge before it or after it."""
         road, state, self.state = self.road, self.state, EMPTY
-        view, numbers, recipe = road.views[layer], self.numbers[layer], road.recipe
-        merging = not isinstance(road.fusion, Fusion) or road.fusion.may_merge(layer)
+        fusion, recipe = road.fusion, road.recipe
+        merging = not isinstance(fusion, Fusion) or fusion.may_merge(layer)
+        before, after = (merging and recipe.site == site for site in ("before_block", "after_attention"))
         wait = None
-        if merging and recipe.site == "before_block":
-            state, wait = self._merge_before(state, layer, numbers)
+        if before:
+            state, wait = self._merge_before(state, layer, self.numbers[layer])
         with stage("qkv"):
             query, key, value = self._qkv(state, layer)
         if wait is not None:
             state = wait.over(state)
             query, key, value = (side[: state.layout.total] for side in (query, key, value))
-        choice = None
-        if merging and recipe.site == "after_attention" and isinstance(road.fusion, Fusion):
+        scale, logs = road.views[layer].scale, _logs(state, recipe)
+        glances, choice, wait = None, None, None
+        if after and isinstance(fusion, Fusion):
             with stage("decide"):
-                choice = self._choose(state, road.fusion, layer, key)
-                wait = Wait(choice.count, state.layout, road.fusion.merges(layer, state.layout.most))
+                glances = glance(query, key, state.layout, scale, logs) if fusion.glances else None
+                if fusion.keys:
+                    choice, wait = self._choose(state, fusion, layer, directions(key), glances)
         with stage("attention"):
-            attended = attend(query, key, value, state.layout, view.scale, _logs(state, recipe))
-        heads = (query, key, value, view.scale)
+            attended = attend(query, key, value, state.layout, scale, logs)
+        heads = (query, key, value, scale) if after and not isinstance(fusion, Fusion) else None
         del query, key, value
-        if not merging or isinstance(road.fusion, Fusion):
-            heads = None
         with stage("project"):
             branch = self._project(state, attended, layer)
-        gamma, norm = (None, None) if numbers is None else (numbers.gamma1, numbers.norm2)
-        if choice is not None and wait is not None:
+            numbers = self.numbers[layer]
+            gamma, norm = (None, None) if numbers is None else (numbers.gamma1, numbers.norm2)
+            if choice is None:
+                compared = after and isinstance(fusion, Fusion)
+                x, normed, inverse = add(
+                    state.x, branch, gamma=gamma, norm=None if compared else norm, inverse=compared
+                )
+                state, branch, gamma = replace(state, x=x, normed=normed, inverse=inverse), None, None
+        if after and isinstance(fusion, Fusion):
+            if choice is None or wait is None:
+                with stage("decide"):
+                    choice, wait = self._choose(state, fusion, layer, None, glances)
             with stage("merge"):
-                return wait.over(_carry_out(state, choice, branch, gamma, norm))
-        with stage("project"):
-            x, normed, _ = add(state.x, branch, gamma=gamma, norm=norm)
-            state = replace(state, x=x, normed=normed)
-        if merging and recipe.site == "after_attention":
+                return wait.over(self._carry_out(state, fusion, choice, branch, gamma, norm))
+        if after:
             return packed.merge(state, recipe, len(road.views), heads)
         if not merging:
             told = partial(_untouched, state.layout, state.size)
@@ -139,22 +148,34 @@ class Pass:
         if not isinstance(fusion, Fusion):
             return packed.merge(state, self.road.recipe, len(self.road.views)), None
         with stage("decide"):
-            choice = self._choose(state, fusion, layer, None)
-            wait = Wait(choice.count, state.layout, fusion.merges(layer, state.layout.most))
+            choice, wait = self._choose(state, fusion, layer, None, None)
         with stage("merge"):
-            return _carry_out(state, choice, None, None, None if numbers is None else numbers.norm1), wait
+            norm = None if numbers is None else numbers.norm1
+            return self._carry_out(state, fusion, choice, None, None, norm), wait
 
-    def _choose(self, state: State, fusion: Fusion, layer: int, key: PackedHeads | None) -> Choice:
-        layout = state.layout
+    def _choose(
+        self,
+        state: State,
+        fusion: Fusion,
+        layer: int,
+        compared: Float[Tensor, "total k"] | None,
+        glances: Float[Tensor, "heads total"] | None,
+    ) -> "tuple[Choice, Wait]":
+        """Decide by features of length 1, or by the tokens; the counts are already on their way back."""
+        layout, inverse = state.layout, state.inverse
         split = Split(fusion.alternating, fusion.first, fusion.half)
-        if key is not None:
-            sums, (value, partner) = None, match(directions(key), layout, split, exact=key.dtype == torch.float32)
+        exact, sums = state.x.dtype == torch.float32, None
+        if compared is not None:
+            value, partner = match(compared, layout, split, exact=exact)
         else:
-            inverse = state.inverse if state.inverse is not None else add(state.x, None, inverse=True)[2]
-            assert inverse is not None and fusion.affinity is not None
-            parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
-            sums = parts, rows
-        return decide(
+            inverse = inverse if inverse is not None else add(state.x, None, inverse=True)[2]
+            assert inverse is not None
+            if fusion.affinity is None:
+                value, partner = match(state.x, layout, split, inverse=inverse, exact=exact)
+            else:
+                parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
+                sums = parts, rows
+        choice = decide(
             value,
             partner,
             state.size,
@@ -163,9 +184,47 @@ class Pass:
             split,
             self.road.rule(fusion, layer, layout),
             score=fusion.score,
+            strength=fusion.strength,
             weigh=fusion.weigh,
             sources_first=fusion.sources_first,
             sums=sums,
+            glances=glances,
+        )
+        return choice, Wait(choice.count, layout, fusion.merges(layer, layout.most))
+
+    def _carry_out(
+        self,
+        state: State,
+        fusion: Fusion,
+        choice: Choice,
+        branch: Packed | None,
+        gamma: Float[Tensor, "d"] | None,
+        norm: Norm | None,
+    ) -> State:
+        """Merge as chosen; the arrays keep their length until the counts are back."""
+        x, normed, size, logs, offsets = merge(
+            state.x,
+            state.size,
+            state.layout,
+            choice,
+            branch=branch,
+            gamma=gamma,
+            norm=norm,
+            keep_length=fusion.keep_length,
+        )
+        layout = replace(state.layout, offsets=offsets, uniform=False)
+        told = partial(_told, state.layout, choice, layout, size)
+        return replace(
+            state,
+            x=x,
+            normed=normed,
+            inverse=None,
+            size=size,
+            logs=logs,
+            layout=layout,
+            history=choice.history,
+            merged=True,
+            steps=(*state.steps, told),
         )
 
     def _qkv(self, state: State, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
@@ -254,29 +313,6 @@ def _logs(state: State, recipe: Recipe) -> PerRow | None:
     if not (recipe.proportional_attention and state.merged):
         return None
     return state.size.log2() if state.logs is None else state.logs
-
-
-def _carry_out(
-    state: State, choice: Choice, branch: Packed | None, gamma: Float[Tensor, "d"] | None, norm: Norm | None
-) -> State:
-    """Merge as chosen; the arrays keep their length until the counts are back."""
-    x, normed, size, logs, offsets = merge(
-        state.x, state.size, state.layout, choice, branch=branch, gamma=gamma, norm=norm
-    )
-    layout = replace(state.layout, offsets=offsets, uniform=False)
-    told = partial(_told, state.layout, choice, layout, size)
-    return replace(
-        state,
-        x=x,
-        normed=normed,
-        inverse=None,
-        size=size,
-        logs=logs,
-        layout=layout,
-        history=choice.history,
-        merged=True,
-        steps=(*state.steps, told),
-    )
 
 
 def _told(before: Layout, choice: Choice, after: Layout, size: Tensor) -> LayerTrace:

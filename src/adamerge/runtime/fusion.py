@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore, calibrated
+from adamerge.core.combine import MeanNorm
 from adamerge.core.match import (
     Alternating,
     Bipartite,
     Everywhere,
     Keys,
+    Protect,
     SalientFirst,
     SalientLast,
     Sequential,
@@ -19,22 +21,30 @@ from adamerge.core.match import (
     Tokens,
 )
 from adamerge.core.recipe import Average, BySalience, BySalienceAndSize, BySize, Drop, Recipe
-from adamerge.core.salience import Affinity, Centrality, Uniform
+from adamerge.core.salience import Affinity, Centrality, ClassShare, Uniform
 
-SCORES = {SimilarityOnly: "similarity", SalientFirst: "first", SalientLast: "last"}
+SCORES = {SimilarityOnly: "similarity", SalientFirst: "first", SalientLast: "last", Protect: "protect"}
 WEIGHTS = {BySalience: "salience", BySize: "size", BySalienceAndSize: "salience_size"}
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A recipe in the kernels' words.  `affinity` is None where salience is uniform and keys are compared."""
+    """A recipe in the kernels' words.
+
+    `affinity` gives salience and similarity at once; where it is None, `glances` says whether the class token's
+    attention is the salience, and `keys` whether keys are compared or tokens.
+    """
 
     affinity: Affinity | None
+    glances: bool
+    keys: bool
     alternating: bool
     first: int
     half: bool
-    score: Literal["similarity", "first", "last"]
+    score: Literal["similarity", "first", "last", "protect"]
+    strength: float
     weigh: Literal["salience", "size", "salience_size", "keep"]
+    keep_length: bool
     sources_first: bool
     budget: Fixed | ZScore | Threshold
 
@@ -68,7 +78,7 @@ class Fusion:
         return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
-def recognise(recipe: Recipe, prefix: int) -> Fusion | str:
+def recognise(recipe: Recipe, prefix: int, class_token: bool) -> Fusion | str:
     """The recipe in the kernels' words, or which of its parts they do not know."""
     links = recipe.links
     if type(links) is not Bipartite:
@@ -81,22 +91,28 @@ def recognise(recipe: Recipe, prefix: int) -> Fusion | str:
         return f"score {type(links.score).__name__}"
     if type(recipe.budget) not in (Fixed, ZScore, Threshold):
         return f"budget {type(recipe.budget).__name__}"
-    if type(recipe.combine) not in (Average, Drop):
+    if type(recipe.combine) not in (Average, Drop, MeanNorm):
         return f"combine {type(recipe.combine).__name__}"
-    if type(recipe.combine) is Average and type(recipe.weight) not in WEIGHTS:
+    if type(recipe.combine) is not Drop and type(recipe.weight) not in WEIGHTS:
         return f"weight {type(recipe.weight).__name__}"
-    tokens = type(recipe.salience) is Centrality and type(links.metric) is Tokens and recipe.site == "before_block"
-    keys = type(recipe.salience) is Uniform and type(links.metric) is Keys and recipe.site == "after_attention"
-    if not tokens and not keys:
-        return f"salience {type(recipe.salience).__name__} with metric {type(links.metric).__name__} at {recipe.site}"
+    salience, metric = type(recipe.salience), type(links.metric)
+    known = (Uniform, ClassShare) if class_token else (Uniform,)
+    together = salience is Centrality and metric is Tokens and recipe.site == "before_block"
+    apart = salience in known and metric in (Keys, Tokens) and recipe.site == "after_attention"
+    if not together and not apart:
+        return f"salience {salience.__name__} with metric {metric.__name__} at {recipe.site}"
     counted = isinstance(links.split, Alternating) and links.split.from_prefix
     return Fusion(
         affinity=recipe.salience.affinity if isinstance(recipe.salience, Centrality) else None,
+        glances=salience is ClassShare,
+        keys=metric is Keys,
         alternating=isinstance(links.split, Alternating),
         first=prefix % 2 if counted else 0,
         half=counted,
         score=SCORES[type(links.score)],  # pyright: ignore[reportArgumentType]
+        strength=links.score.strength if isinstance(links.score, Protect) else 0.0,
         weigh="keep" if isinstance(recipe.combine, Drop) else WEIGHTS[type(recipe.weight)],  # pyright: ignore
+        keep_length=isinstance(recipe.combine, MeanNorm),
         sources_first=recipe.order == "sources_first",
         budget=recipe.budget,  # pyright: ignore[reportArgumentType]
     )

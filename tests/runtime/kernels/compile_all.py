@@ -11,6 +11,7 @@ from adamerge.runtime.kernels import (
     attention,
     decide,
     directions,
+    glance,
     linear,
     match,
     merge,
@@ -66,25 +67,32 @@ for one in (True, False):
     )  # fmt: skip
 build(directions._directions, typed(HALF="key", FLOAT="out"), HEADS=12, DIM=64, DIMS=64, ROWS=16)
 build(
-    match._match, typed(FLOAT="features value", INT="partner offsets"), WIDTH=64, STEP=64, ROWS=64, COLUMNS=64,
-    PRECISION="tf32x3", **SPLIT,
+    glance._glance, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"}, DIM=64, DIMS=64,
+    KEYS=64, SIZED=True,
 )  # fmt: skip
-build(
-    decide._decide,
-    typed(
-        FLOAT="sums given value size weight salience new_size members mass redundancy", DOUBLE="numbers",
-        INT="partner offsets old_history slot gone origin count history",
-    ),
-    SALIENCE=1, SCORE=1, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256, BITS=41, PATCHES=256, LIST=16,
-    **SPLIT,
-)  # fmt: skip
+for features, width, scaled in (("*fp32", 64, False), ("*bf16", 768, True)):
+    build(
+        match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,
+        STEP=64, ROWS=64, COLUMNS=64, PRECISION="tf32x3", SCALED=scaled, **SPLIT,
+    )  # fmt: skip
+for salience, score in ((1, 1), (2, 3)):
+    build(
+        decide._decide,
+        typed(
+            FLOAT="sums value size weight salience new_size members mass redundancy", DOUBLE="numbers",
+            INT="partner offsets old_history slot gone origin count history",
+        )
+        | {"strength": "fp32"},
+        SALIENCE=salience, SCORE=score, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256, BITS=41,
+        PATCHES=256, LIST=16, **SPLIT,
+    )  # fmt: skip
 build(
     merge._merge,
     typed(
         HALF="x branch gamma y normed norm_weight norm_bias", INT="slot gone origin count offsets new_offsets",
         FLOAT="weight sizes members totals size new_size new_logs",
     )
-    | {"eps": "fp32"}, IMAGES=256, **ROW, **NORMED,
+    | {"eps": "fp32"}, IMAGES=256, LENGTH=True, **ROW, **NORMED,
 )  # fmt: skip
 build(
     residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse") | {"eps": "fp32"},

@@ -7,22 +7,45 @@ import torch
 from awkward import DEVICE, layout, noise
 from torch import Tensor
 
-from adamerge.core.budget import Fixed
+from adamerge.core.budget import Fixed, Threshold
+from adamerge.core.combine import MeanNorm
 from adamerge.core.evidence import Evidence
-from adamerge.core.plan import fold, tally
-from adamerge.core.recipe import Recipe
+from adamerge.core.plan import tally
+from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.salience import ClassShare, share
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge, dymu, tome
+from adamerge.presets import protect
 from adamerge.runtime.fusion import Fusion, recognise
 from adamerge.runtime.kernels.affinity import affinity
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.match import Split, match
 from adamerge.runtime.kernels.merge import merge
 from adamerge.runtime.kernels.residual import add
-from adamerge.runtime.ragged import Layout, pad
+from adamerge.runtime.ragged import Layout, pad, uneven
 from adamerge.runtime.view import Norm
 
 STATS = LayerStats((0.15,), (0.05,), (0.2,))
+PROTECTED = LayerStats((-0.7,), (0.1,), (-0.7,))
+
+
+@dataclass(frozen=True)
+class Looks(ClassShare):
+    """A salience that is given: two heads' glances, as the kernel takes them, at the rows of the padded images."""
+
+    def __call__(self, evidence: Evidence) -> Tensor:
+        assert evidence.count is not None
+        where = uneven(evidence.count.tolist(), evidence.prefix, DEVICE)
+        return share(pad(looks(where).mean(0), where, where.most), evidence)
+
+
+def looks(where: Layout) -> Tensor:
+    """What two heads make of each token.  Some images get none at all."""
+    seen = noise(2, where.total, seed=5).abs()
+    seen[:, where.offsets[0] : where.offsets[1]] = 0
+    return seen
+
+
 RECIPES = {
     "published": adamerge(9.5, STATS),
     "everything else": adamerge(
@@ -32,6 +55,9 @@ RECIPES = {
     "more than there are": adamerge(r=500),
     "fixed": replace(tome(2), site="before_block"),
     "threshold": replace(dymu(3.0, STATS), site="before_block"),
+    "the preset": replace(protect(r=3.0), budget=Threshold(3.0, PROTECTED), salience=Looks()),
+    "the preset by size": replace(protect(0.5, static=True, r=3.0), weight=BySize(), salience=Looks()),
+    "no protection": replace(protect(0.0, static=True, r=500.0), salience=Looks()),
 }
 
 
@@ -45,7 +71,9 @@ class TheTokens:
 
 def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Choice, Tensor]:
     """What the kernels decide, and the history they started from."""
-    fusion = recognise(replace(recipe, site="after_attention") if _keys(recipe) else recipe, where.prefix)
+    glances = looks(where) if isinstance(recipe.salience, Looks) else None
+    known = recipe if glances is None else replace(recipe, salience=ClassShare())
+    fusion = recognise(replace(known, site="after_attention") if _keys(known) else known, where.prefix, True)
     assert isinstance(fusion, Fusion)
     split = Split(fusion.alternating, fusion.first, fusion.half)
     sums = None
@@ -64,7 +92,7 @@ def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Cho
     history = torch.arange(where.most, device=DEVICE).minimum(where.patches[:, None] - 1).clamp_min(0).int()
     choice = decide(
         value, partner, size, history, where, split, rule, score=fusion.score, weigh=fusion.weigh,
-        sources_first=fusion.sources_first, sums=sums,
+        sources_first=fusion.sources_first, sums=sums, glances=glances, strength=fusion.strength,
     )  # fmt: skip
     return choice, history
 
@@ -101,10 +129,11 @@ def test_plans_and_averages(recipe, name):
     assert torch.equal(choice.history.long(), plan.slot.gather(1, history.long()))
 
     branch, norm = noise(where.total, 96, seed=2), Norm(noise(96, seed=3), None, 1e-6)
-    y, normed, new_size, logs, offsets = merge(x, size, where, choice, branch=branch, norm=norm)
+    longer = isinstance(recipe.combine, MeanNorm)
+    y, normed, new_size, logs, offsets = merge(x, size, where, choice, branch=branch, norm=norm, keep_length=longer)
     after = replace(where, offsets=offsets, longest=plan.width + where.prefix)
     summed = x + branch
-    patches = fold(pad(summed, where, where.most), plan, decision.weight)
+    patches = recipe.combine(pad(summed, where, where.most), decision, evidence)
     real = torch.arange(plan.width, device=DEVICE) < plan.count[:, None]
     torch.testing.assert_close(pad(y, after, plan.width)[real], patches[real], rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(pad(new_size, after, plan.width)[real], tally(evidence.size, plan)[real])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from awkward import LENGTHS, layout, noise, sources
+from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.kernels.directions import directions, directions_reference
 from adamerge.runtime.kernels.match import Split, match, match_reference
@@ -17,6 +17,18 @@ def test_best_partner(name, split):
     features = directions(noise(where.total, 3, 32))
     value, partner = match(features, where, split)
     expected, expected_partner = match_reference(features.cpu(), where, split)
+    mask = sources(where, split)
+    torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-6)
+    assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_features_of_any_length_are_compared_by_their_directions(dtype):
+    where, split = layout("vit"), SPLITS[2]
+    x = noise(where.total, 96, dtype=dtype) * (1 + torch.arange(where.total, device=DEVICE)[:, None] % 5).to(dtype)
+    value, partner = match(x, where, split, inverse=1 / x.float().norm(dim=1))
+    unit = torch.nn.functional.normalize(x.float(), dim=1).cpu()
+    expected, expected_partner = match_reference(unit, where, split)
     mask = sources(where, split)
     torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-6)
     assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])

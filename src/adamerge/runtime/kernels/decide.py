@@ -14,9 +14,9 @@ from adamerge.runtime.kernels.launch import power
 from adamerge.runtime.kernels.match import Split, source_at
 from adamerge.runtime.ragged import Layout, PerRow, RowSlots
 
-Score = Literal["similarity", "first", "last"]
+Score = Literal["similarity", "first", "last", "protect"]
 Weigh = Literal["salience", "size", "salience_size", "keep"]
-SCORES: dict[str, int] = {"similarity": 0, "first": 1, "last": 2}
+SCORES: dict[str, int] = {"similarity": 0, "first": 1, "last": 2, "protect": 3}
 WEIGHTS: dict[str, int] = {"salience": 0, "size": 1, "salience_size": 2, "keep": 3}
 RULES: dict[str, int] = {"fixed": 0, "zscore": 1, "threshold": 2}
 
@@ -55,9 +55,9 @@ class Choice:
 @triton.jit
 @no_type_check
 def _decide(
-    sums, given, value, partner, size, numbers, offsets, old_history,
+    sums, value, partner, size, numbers, offsets, old_history,
     slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, history,
-    total, prefix, rows, r, patches,
+    total, prefix, rows, r, strength, patches,
     SALIENCE: tl.constexpr, SCORE: tl.constexpr, WEIGHT: tl.constexpr, RULE: tl.constexpr,
     ALTERNATING: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr, SOURCES_FIRST: tl.constexpr,
     TOKENS: tl.constexpr, BITS: tl.constexpr, PATCHES: tl.constexpr, LIST: tl.constexpr,
@@ -71,26 +71,34 @@ def _decide(
 
     if SALIENCE == 0:
         s = tl.where(there, 1.0, 0.0)
-    elif SALIENCE == 1:
+    else:
         s = tl.zeros([TOKENS], tl.float32)
         part = sums + base + place
-        for _ in range(0, (n + rows - 1) // rows):
+        for _ in range(0, (n + rows - 1) // rows if SALIENCE == 1 else rows):
             s += tl.load(part, mask=there, other=0.0)
             part += total
+    if SALIENCE == 1:
         low = tl.min(tl.where(there, s, float("inf")), 0)
         high = tl.max(tl.where(there, s, float("-inf")), 0)
         # Eight roundings are no difference.
         flat = high - low <= 9.5367431640625e-07 * tl.abs(high)
         s = tl.where(flat, 1.0, (s - low) / tl.where(flat, 1.0, high - low))
         s = tl.where(there, s, 0.0)
-    else:
-        s = tl.load(given + base + place, mask=there, other=0.0)
+    if SALIENCE == 2:
+        s = s / rows
+        average = tl.sum(s, 0) / tl.maximum(n, 1)
+        s = tl.where(average > 0.0, s / tl.where(average > 0.0, average, 1.0), tl.where(there, 1.0, 0.0))
 
     score = tl.load(value + base + place, mask=source, other=0.0)
     if SCORE == 1:
         score = score * s
     if SCORE == 2:
         score = score * (1.0 - s)
+    if SCORE == 3:
+        # A power as torch has it: 0 to the power of 0 is 1.
+        raised = tl.exp2(strength * tl.log2(tl.where(s > 0.0, s, 1.0)))
+        factor = tl.where(s > 0.0, raised, tl.where(strength == 0.0, 1.0, s))
+        score = (score - 1.0) * factor
     score = tl.where(source, score, 0.0)
     sources = tl.sum(source.to(tl.int32), 0)
     room = sources
@@ -188,10 +196,15 @@ def decide(
     score: Score = "similarity",
     weigh: Weigh = "size",
     sources_first: bool = False,
+    strength: float = 0.0,
     sums: tuple[Float[Tensor, "blocks total"], int] | None = None,
-    given: PerRow | None = None,
+    glances: Float[Tensor, "heads total"] | None = None,
 ) -> Choice:
-    """Decide a merge.  Salience comes from the column `sums` of an affinity, is `given`, or is 1 for everybody."""
+    """Decide a merge.
+
+    Salience comes from the column `sums` of an affinity, scaled to [0, 1], or from the class token's `glances`, scaled
+    to a mean of 1, or is 1 for everybody.  `strength` is how much it protects where the score does.
+    """
     total, images, device = len(value), layout.images, value.device
     slot, gone, origin = torch.empty((3, total), dtype=torch.int32, device=device).unbind()
     numbers = torch.empty((5, total), dtype=torch.float32, device=device).unbind()
@@ -200,16 +213,17 @@ def decide(
     redundancy = torch.empty(images, dtype=torch.float32, device=device)
     after = torch.empty_like(history)
     if images:
-        parts, rows = (None, 1) if sums is None else sums
+        salient = 0 if sums is None and glances is None else 1 if glances is None else 2
+        parts, rows = sums if sums is not None else (glances, 1 if glances is None else len(glances))
         tokens = power(layout.longest - layout.prefix)
         patches = history.shape[1]
         _decide[(images,)](
-            parts, given, value, partner, size, rule.numbers, layout.offsets, history,
+            parts, value, partner, size, rule.numbers, layout.offsets, history,
             slot, gone, origin, count, *numbers, redundancy, after,
-            total, layout.prefix, rows, rule.r, patches,
-            SALIENCE=1 if sums is not None else 2 if given is not None else 0, SCORE=SCORES[score],
-            WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind], ALTERNATING=split.alternating, FIRST=split.first,
-            HALF=split.half, SOURCES_FIRST=sources_first, TOKENS=tokens, BITS=tokens.bit_length() + 32,
-            PATCHES=power(patches), LIST=16, num_warps=4 if tokens <= 512 else 8,
+            total, layout.prefix, rows, rule.r, strength, patches,
+            SALIENCE=salient, SCORE=SCORES[score], WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind],
+            ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=sources_first,
+            TOKENS=tokens, BITS=tokens.bit_length() + 32, PATCHES=power(patches), LIST=16,
+            num_warps=4 if tokens <= 512 else 8,
         )  # fmt: skip
     return Choice(slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, after)

@@ -76,9 +76,9 @@ def best_of(similarity, allowed, column, best, partner, NOBODY: tl.constexpr):
 @triton.jit
 @no_type_check
 def _match(
-    features, value, partner, offsets, stride, prefix,
+    features, inverse, value, partner, offsets, stride, prefix,
     WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    ALTERNATING: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    ALTERNATING: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     block, image = tl.program_id(0), tl.program_id(1)
     base = tl.load(offsets + image) + prefix
@@ -91,6 +91,8 @@ def _match(
     best = tl.full([ROWS], float("-inf"), tl.float32)
     which = tl.full([ROWS], 2147483647, tl.int32)
     row = (base + source).to(tl.int64) * stride
+    if SCALED:
+        own = tl.load(inverse + base + source, mask=is_source, other=0.0)
     targets = (n + FIRST) // 2 if ALTERNATING else n - n // 2
     for begin in range(0, targets, COLUMNS):
         other = begin + tl.arange(0, COLUMNS)
@@ -98,6 +100,8 @@ def _match(
         there = target < n
         column = (base + target).to(tl.int64) * stride
         similarity = products(features, row, column, is_source, there, ROWS, COLUMNS, WIDTH, STEP, PRECISION)
+        if SCALED:
+            similarity *= own[:, None] * tl.load(inverse + base + target, mask=there, other=0.0)[None, :]
         best, which = best_of(similarity, there[None, :], target, best, which, 2147483647)
     # Features that are not numbers have no best partner; everybody needs a valid one.
     which = tl.where(which < n, which, source)
@@ -106,12 +110,18 @@ def _match(
 
 
 def match(
-    features: Float[Tensor, "total k"], layout: Layout, split: Split, *, exact: bool = True
+    features: Float[Tensor, "total k"],
+    layout: Layout,
+    split: Split,
+    *,
+    inverse: PerRow | None = None,
+    exact: bool = True,
 ) -> tuple[PerRow, RowSlots]:
     """For every source the greatest product with a target, and that target's place; other entries mean nothing.
 
-    The features have length 1, so that products are cosines.  Unless `exact`, three products of shorter numbers stand
-    in for one of float32, which tensor cores do not have: the last two bits may differ.
+    The features have length 1, so that products are cosines, or `inverse` is one over their lengths.  Unless `exact`,
+    three products of shorter numbers stand in for one of float32, which tensor cores do not have: the last two bits may
+    differ.
     """
     total, width = features.shape
     value = torch.empty(total, dtype=torch.float32, device=features.device)
@@ -121,9 +131,10 @@ def match(
         return value, partner
     rows = columns = 32 if exact else 64
     _match[(blocks(sources, rows), layout.images)](
-        features, value, partner, layout.offsets, features.stride(0), layout.prefix,
+        features, inverse, value, partner, layout.offsets, features.stride(0), layout.prefix,
         WIDTH=width, STEP=min(64, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
-        FIRST=split.first, PRECISION="ieee" if exact else "tf32x3", num_warps=4,
+        FIRST=split.first, PRECISION="ieee" if exact else "tf32x3",
+        SCALED=inverse is not None, num_warps=4,
     )  # fmt: skip
     return value, partner
 

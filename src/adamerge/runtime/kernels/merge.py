@@ -36,6 +36,7 @@ def _merge(
     y, normed, new_size, new_logs, new_offsets, norm_weight, norm_bias, eps, images, prefix, stride_x, stride_branch,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, IMAGES: tl.constexpr,
     BRANCH: tl.constexpr, GAMMA: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    LENGTH: tl.constexpr,
 ):  # fmt: skip
     block, image = tl.program_id(0), tl.program_id(1)
     begin = tl.load(offsets + image)
@@ -71,7 +72,10 @@ def _merge(
     divisor = tl.where(plain, number, total)
     mean = own
     if tl.max(number, 0) > 1.0:
-        mean = own * (tl.where(plain, 1.0, tl.load(weight + at, mask=patch, other=1.0)) / divisor)[:, None]
+        share = tl.where(plain, 1.0, tl.load(weight + at, mask=patch, other=1.0)) / divisor
+        mean = own * share[:, None]
+        if LENGTH:
+            length = tl.sqrt(tl.sum(own * own, 1)) * share
         for entry in range(0, merged):
             token = tl.load(gone + base + entry)
             into = tl.load(slot + base + token)
@@ -81,7 +85,14 @@ def _merge(
                     channel < WIDTH, BRANCH, GAMMA,
                 )  # fmt: skip
                 part = tl.where(plain, 1.0, tl.load(weight + base + token)) / divisor
-                mean += tl.where(place == into, part, 0.0)[:, None] * other[None, :]
+                part = tl.where(place == into, part, 0.0)
+                mean += part[:, None] * other[None, :]
+                if LENGTH:
+                    length += part * tl.sqrt(tl.sum(other * other, 0))
+        if LENGTH:
+            factor = length / tl.maximum(tl.sqrt(tl.sum(mean * mean, 1)), 1.1754943508222875e-38)
+            # Nothing can be scaled to a length that has no direction.
+            mean *= tl.where(tl.abs(factor) < float("inf"), factor, 1.0)[:, None]
     # Who stays alone comes back bit for bit.
     result = tl.where((number > 1.0)[:, None], mean, own).to(y.dtype.element_ty)
     goes = (before + row).to(tl.int64)[:, None] * WIDTH + channel[None, :]
@@ -102,12 +113,13 @@ def merge(
     branch: Packed | None = None,
     gamma: Float[Tensor, "d"] | None = None,
     norm: Norm | None = None,
+    keep_length: bool = False,
 ) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, "bounds"]]:
     """The merged tokens of `x + gamma * branch`, their layer norm if asked for, their sizes, the base-2 logarithms of
     these, and the new offsets.
 
-    The arrays are as long as before, because the device alone knows the new counts; rows behind the last image are
-    left unwritten.
+    `keep_length` gives a merged token the mean length of its members.  The arrays are as long as before, because the
+    device alone knows the new counts; rows behind the last image are left unwritten.
     """
     total, width = x.shape
     y = torch.empty((total, width), dtype=x.dtype, device=x.device)
@@ -126,6 +138,6 @@ def merge(
         0 if branch is None else branch.stride(0), WIDTH=width, CHANNELS=channels, ROWS=per,
         IMAGES=power(layout.images), BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
-        num_warps=4,
+        LENGTH=keep_length, num_warps=4,
     )  # fmt: skip
     return y, normed, new_size, logs, offsets
