@@ -240,7 +240,7 @@ class Pass:
 
     def _linear(self, state: State, x: Packed, layer: Affine, activate: bool = False) -> Float[Tensor, "total out"]:
         counted = state.layout.offsets[-1:] if self.counting else None
-        if (activate or self.counting) and worthwhile(x, layer.weight):
+        if (activate or self.counting) and worthwhile(x, layer.weight, activate):
             return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=counted)
         y = linear(x, layer.weight, layer.bias)
         return gelu(y) if activate else y

@@ -62,13 +62,13 @@ for one in (True, False):
     columns = 256 if one else 128
     build(
         affinity._affinity, typed(HALF="x", FLOAT="inverse sums value", INT="partner offsets")
-        | {"upper": tile(128, 64), "lower": tile(columns, 64), "scale": "fp32"}, warps=8, COSINE=not one,
-        DESCRIBED=True, ONE_TILE=one, ROWS=128, COLUMNS=columns, WIDTH=768, STEP=64, PRECISION="tf32", **SPLIT,
+        | {"upper": tile(64, 64), "lower": tile(columns, 64), "scale": "fp32"}, warps=8, COSINE=not one,
+        DESCRIBED=True, ONE_TILE=one, ROWS=64, COLUMNS=columns, WIDTH=768, STEP=64, PRECISION="tf32", **SPLIT,
     )  # fmt: skip
 build(directions._directions, typed(HALF="key", FLOAT="out"), HEADS=12, DIM=64, DIMS=64, ROWS=16)
 build(
     glance._glance, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"}, DIM=64, DIMS=64,
-    KEYS=64, SIZED=True,
+    KEYS=256, SIZED=True,
 )  # fmt: skip
 for features, width, scaled in (("*fp32", 64, False), ("*bf16", 768, True)):
     build(
@@ -83,8 +83,8 @@ for salience, score in ((1, 1), (2, 3)):
             INT="partner offsets old_history slot gone origin count history",
         )
         | {"strength": "fp32"},
-        SALIENCE=salience, SCORE=score, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256, BITS=41,
-        PATCHES=256, LIST=16, **SPLIT,
+        SALIENCE=salience, SCORE=score, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256,
+        SOURCES=128, RIVALS=32, PARTS=16, PATCHES=256, LIST=16, **SPLIT,
     )  # fmt: skip
 build(
     merge._merge,
@@ -92,7 +92,7 @@ build(
         HALF="x branch gamma y normed norm_weight norm_bias", INT="slot gone origin count offsets new_offsets",
         FLOAT="weight sizes members totals size new_size new_logs",
     )
-    | {"eps": "fp32"}, IMAGES=256, LENGTH=True, **ROW, **NORMED,
+    | {"eps": "fp32"}, IMAGES=256, LENGTH=True, LIST=32, **ROW, **NORMED,
 )  # fmt: skip
 build(
     residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse") | {"eps": "fp32"},

@@ -21,10 +21,19 @@ def test_bulk_copies(gelu):
     rows, inputs, outputs = (140, 96, 264) if DEVICE.type == "cpu" else (4000, 96, 2056)
     x, weight = noise(rows, inputs, dtype=torch.float16), noise(outputs, inputs, seed=1, dtype=torch.float16) / 8
     bias = noise(outputs, seed=2, dtype=torch.float16)
-    assert worthwhile(x, weight)
+    assert worthwhile(x, weight, False)
     found = linear(x, weight, bias, gelu=gelu).float()
     expected = linear_reference(x.double(), weight.double(), bias.double(), gelu=gelu).float()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_products_between_small_and_large_are_left_to_the_library():
+    weight = noise(256, 96, dtype=torch.float16)
+    processors = 2 if DEVICE.type == "cpu" else torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    small, between = noise(32, 96, dtype=torch.float16), noise(64 * processors, 96, dtype=torch.float16)
+    assert worthwhile(small, weight, True) and not worthwhile(small, weight, False)
+    assert not worthwhile(between, weight, True)
+    assert not worthwhile(small.float(), weight.float(), True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

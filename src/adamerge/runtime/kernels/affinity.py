@@ -178,8 +178,8 @@ def _shape(longest: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
     """Rows and columns of a tile, warps and stages.  One tile holds a whole row of up to 256 tokens."""
     if dtype == torch.float32:
         return 32, 64, 4, 2
-    columns = min(power(longest), 256) if longest <= 256 else 128
-    return 64 if longest <= 64 else 128, max(columns, 64), 8, 3
+    columns = min(power(longest, 64), 256) if longest <= 256 else 128
+    return 64, columns, 4 if columns < 256 else 8, 3
 
 
 def affinity_reference(x: Packed, layout: Layout, split: Split, kind: Kind) -> tuple[PerRow, PerRow, RowSlots]:

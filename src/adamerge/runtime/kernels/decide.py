@@ -60,7 +60,8 @@ def _decide(
     total, prefix, rows, r, strength, patches,
     SALIENCE: tl.constexpr, SCORE: tl.constexpr, WEIGHT: tl.constexpr, RULE: tl.constexpr,
     ALTERNATING: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr, SOURCES_FIRST: tl.constexpr,
-    TOKENS: tl.constexpr, BITS: tl.constexpr, PATCHES: tl.constexpr, LIST: tl.constexpr,
+    TOKENS: tl.constexpr, SOURCES: tl.constexpr, RIVALS: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
+    LIST: tl.constexpr,
 ):  # fmt: skip
     image = tl.program_id(0)
     base = tl.load(offsets + image) + prefix
@@ -72,11 +73,9 @@ def _decide(
     if SALIENCE == 0:
         s = tl.where(there, 1.0, 0.0)
     else:
-        s = tl.zeros([TOKENS], tl.float32)
-        part = sums + base + place
-        for _ in range(0, (n + rows - 1) // rows if SALIENCE == 1 else rows):
-            s += tl.load(part, mask=there, other=0.0)
-            part += total
+        part = tl.arange(0, PARTS)[:, None]
+        given = (part < ((n + rows - 1) // rows if SALIENCE == 1 else rows)) & there[None, :]
+        s = tl.sum(tl.load(sums + part.to(tl.int64) * total + base + place[None, :], mask=given, other=0.0), 0)
     if SALIENCE == 1:
         low = tl.min(tl.where(there, s, float("inf")), 0)
         high = tl.max(tl.where(there, s, float("-inf")), 0)
@@ -116,20 +115,18 @@ def _decide(
         merges = tl.sum((source & (score.to(tl.float64) > tl.load(numbers))).to(tl.int32), 0)
     merges = tl.minimum(merges, room)
 
-    # The strongest first, ties by place: value and place in one positive whole number, so that no two are equal.
-    clean = tl.where(score == score, score, float("-inf")) + 0.0
-    bits = clean.to(tl.int32, bitcast=True)
-    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
-    key = tl.where(source, ordered * TOKENS + (TOKENS - 1 - place) + 1, 0)
-    # The greatest number that `merges` keys reach, found bit by bit, is the key of the last one to merge.  Nobody
-    # reaches all bits, where nothing is to merge.
-    last = tl.zeros([1], tl.int64)
-    bit = tl.full([1], TOKENS, tl.int64) * 4294967296
-    for _ in range(0, BITS):
-        reached = tl.sum((key >= last + bit).to(tl.int32), 0)
-        last = tl.where(reached >= merges, last + bit, last)
-        bit = bit >> 1
-    merged = source & (key >= last)
+    # The strongest first, ties by place: the rank of a source is how many go before it.
+    clean = tl.where(score == score, score, float("-inf"))
+    number = tl.arange(0, SOURCES)
+    mine = tl.gather(clean, 2 * number + FIRST if ALTERNATING else number, 0)
+    rank = tl.zeros([SOURCES], tl.int32)
+    for start in range(0, SOURCES, RIVALS):
+        rival = start + tl.arange(0, RIVALS)
+        theirs = tl.gather(mine, rival, 0)[None, :]
+        earlier = (theirs == mine[:, None]) & (rival[None, :] < number[:, None])
+        ahead = (theirs > mine[:, None]) | earlier
+        rank += tl.sum((ahead & (rival < sources)[None, :]).to(tl.int32), 1)
+    merged = source & (tl.gather(rank, place // 2 if ALTERNATING else tl.minimum(place, SOURCES - 1), 0) < merges)
 
     kept = there & (merged == 0)
     position = tl.cumsum(kept.to(tl.int32), 0) - 1
@@ -223,7 +220,8 @@ def decide(
             total, layout.prefix, rows, rule.r, strength, patches,
             SALIENCE=salient, SCORE=SCORES[score], WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind],
             ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=sources_first,
-            TOKENS=tokens, BITS=tokens.bit_length() + 32, PATCHES=power(patches), LIST=16,
+            TOKENS=tokens, SOURCES=tokens // 2, RIVALS=min(32, tokens // 2), PATCHES=power(patches), LIST=16,
+            PARTS=1 if parts is None else power(len(parts), 1),
             num_warps=4 if tokens <= 512 else 8,
         )  # fmt: skip
     return Choice(slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, after)

@@ -13,7 +13,8 @@ from adamerge.runtime.kernels.attention import LOG2E
 from adamerge.runtime.kernels.launch import power
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow
 
-KEYS = 64
+# A tile of as many keys holds most images whole.
+KEYS = 256
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def glance(
         query, key = query.contiguous(), key.contiguous()
     _glance[(heads, layout.images)](
         query, key, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
-        DIM=dim, DIMS=power(dim), KEYS=KEYS, SIZED=logs is not None, num_warps=4,
+        DIM=dim, DIMS=power(dim), KEYS=min(power(layout.longest), KEYS), SIZED=logs is not None, num_warps=4,
     )  # fmt: skip
     return out
 

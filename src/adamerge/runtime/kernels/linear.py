@@ -1,7 +1,7 @@
 """A linear layer with its activation in the epilogue, on as many rows as the device says there are.
 
-Large products go through the bulk copy engine with one program a processor, each taking tile after tile; small ones and
-other machines take the kernel with pointers.
+Large products go through the bulk copy engine with one program a processor, each taking tile after tile; small ones,
+all of whose tiles run at once, take the kernel with pointers.  Those between are better left to the vendor's library.
 """
 
 from typing import no_type_check
@@ -127,7 +127,7 @@ def linear(
     y = torch.empty((total, outputs), dtype=x.dtype, device=x.device)
     if total == 0:
         return y
-    if worthwhile(x, weight):
+    if _large(x, weight):
         programs = processors(x.device)
         _linear_described[(programs,)](
             describe(x, [128, 64]), describe(weight, [256, 64]), bias, describe(y, [128, 128]), rows, total,
@@ -145,7 +145,14 @@ def linear(
     return y
 
 
-def worthwhile(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
+def worthwhile(x: Packed, weight: Float[Tensor, "out d"], activate: bool) -> bool:
+    """Whether this is faster than the vendor's product and, if there is one, an activation of its own."""
+    tiles = blocks(len(x), 64) * blocks(len(weight), 64)
+    small = activate and x.dtype != torch.float32 and tiles <= 2 * processors(x.device)
+    return small or _large(x, weight)
+
+
+def _large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
     """Whether there are tiles for all processors, and a copy engine to bring them."""
     return describable(x, weight) and blocks(len(x), 128) * blocks(len(weight), 256) >= processors(x.device)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.kernels.decide import Choice
-from adamerge.runtime.kernels.launch import blocks, power
+from adamerge.runtime.kernels.launch import blocks, power, processors
 from adamerge.runtime.kernels.residual import norm_row
 from adamerge.runtime.ragged import Layout, Packed, PerRow
 from adamerge.runtime.view import Norm
@@ -36,7 +36,7 @@ def _merge(
     y, normed, new_size, new_logs, new_offsets, norm_weight, norm_bias, eps, images, prefix, stride_x, stride_branch,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, IMAGES: tl.constexpr,
     BRANCH: tl.constexpr, GAMMA: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    LENGTH: tl.constexpr,
+    LENGTH: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     block, image = tl.program_id(0), tl.program_id(1)
     begin = tl.load(offsets + image)
@@ -76,19 +76,28 @@ def _merge(
         mean = own * share[:, None]
         if LENGTH:
             length = tl.sqrt(tl.sum(own * own, 1)) * share
-        for entry in range(0, merged):
-            token = tl.load(gone + base + entry)
-            into = tl.load(slot + base + token)
-            if (into >= block * ROWS - prefix) & (into < (block + 1) * ROWS - prefix):
+        low, high = block * ROWS - prefix, (block + 1) * ROWS - prefix
+        for start in range(0, merged, LIST):
+            entry = start + tl.arange(0, LIST)
+            token = tl.load(gone + base + entry, mask=entry < merged, other=0)
+            into = tl.load(slot + base + token, mask=entry < merged, other=-1)
+            # Only those that come to this program's rows, in order.
+            waiting = tl.where((into >= low) & (into < high) & (into >= 0), entry, merged)
+            next_ = tl.min(waiting, 0)
+            while next_ < merged:
+                chosen = entry == next_
+                goal, moved = tl.sum(tl.where(chosen, into, 0), 0), tl.sum(tl.where(chosen, token, 0), 0)
                 other = _row(
-                    x, branch, gamma, (base + token).to(tl.int64), stride_x, stride_branch, channel,
+                    x, branch, gamma, (base + moved).to(tl.int64), stride_x, stride_branch, channel,
                     channel < WIDTH, BRANCH, GAMMA,
                 )  # fmt: skip
-                part = tl.where(plain, 1.0, tl.load(weight + base + token)) / divisor
-                part = tl.where(place == into, part, 0.0)
+                part = tl.where(plain, 1.0, tl.load(weight + base + moved)) / divisor
+                part = tl.where(place == goal, part, 0.0)
                 mean += part[:, None] * other[None, :]
                 if LENGTH:
                     length += part * tl.sqrt(tl.sum(other * other, 0))
+                waiting = tl.where(chosen, merged, waiting)
+                next_ = tl.min(waiting, 0)
         if LENGTH:
             factor = length / tl.maximum(tl.sqrt(tl.sum(mean * mean, 1)), 1.1754943508222875e-38)
             # Nothing can be scaled to a length that has no direction.
@@ -130,6 +139,7 @@ def merge(
         return y, normed, new_size, logs, layout.offsets
     channels = power(width)
     per = max(1, min(4, 4096 // channels))
+    programs = blocks(layout.longest, per) * layout.images
     _merge[(blocks(layout.longest, per), layout.images)](
         x, branch, gamma, choice.slot, choice.gone, choice.origin, choice.count, choice.weight, choice.size,
         choice.members, choice.total, size, layout.offsets,
@@ -138,6 +148,8 @@ def merge(
         0 if branch is None else branch.stride(0), WIDTH=width, CHANNELS=channels, ROWS=per,
         IMAGES=power(layout.images), BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
-        LENGTH=keep_length, num_warps=4,
+        LENGTH=keep_length, LIST=32,
+        # Many programs get the most out of memory with one warp each; few would leave it idle.
+        num_warps=1 if programs >= 32 * processors(x.device) else 4,
     )  # fmt: skip
     return y, normed, new_size, logs, offsets
