@@ -61,7 +61,18 @@ def rows(layout: Layout, width: int) -> tuple[Int[Tensor, "b w"], Tensor]:
 
 
 def pad(packed: Tensor, layout: Layout, width: int, fill: float = 0.0) -> Tensor:
-    """Per-token values of the patches, packed `(total, …)`, as a padded `(b, width, …)` array."""
+    """Per-token values of the patches, packed `(total, …)`, as a padded `(b, width, …)` array.
+
+    A view where there is nothing to pad.
+    """
+    if layout.uniform and width == layout.most and layout.images:
+        return packed[: layout.total].unflatten(0, (layout.images, layout.longest))[:, layout.prefix :]
+    if packed.device.type == "cpu":
+        padded = packed.new_full((layout.images, width, *packed.shape[1:]), fill)
+        for image, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
+            padded[image, : end - begin - layout.prefix] = packed[begin + layout.prefix : end]
+        return padded
+    # Elsewhere counts are on the device, where nobody asks for them.
     row, there = rows(layout, width)
     return torch.where(there.view(*there.shape, *[1] * (packed.dim() - 1)), packed[row], fill)
 
