@@ -1,0 +1,133 @@
+"""All rows of docs/speed.md: the paper's methods, the preset and a tuned recipe beside the best unmerged model.
+
+Weights are random: there are none of these models here, and time does not depend on what they mean; counts adapt to the
+images all the same.  Each batch size is one interleaved run, added to benchmarks/results/bench-MODEL.csv when done.
+Official ToMe takes part where a checkout of it is given.
+
+    python benchmarks/speed.py --data IMAGES --calibration OTHER_IMAGES [--tome ../ToMe] [--parts main,half,large,wide]
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from official import official_tome
+from torch import Tensor, nn
+
+import adamerge
+from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
+from adamerge.benchmark.contenders import pricing
+from adamerge.core.recipe import Recipe
+from adamerge.flops import meter
+from adamerge.methods import adamerge as published
+from adamerge.methods import dymu, tome
+from adamerge.models.surgery import apply
+from adamerge.presets import best
+
+RESULTS = Path(__file__).resolve().parent / "results"
+CALIBRATION = 48
+UNMERGED = ["graph", "compiled graph"]
+TRIES = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model at some batch sizes.  `cut` is in the paper's count and solved for; otherwise every layer merges `share`
+    of the patches there were, on average where counts adapt."""
+
+    model: str
+    batches: tuple[int, ...]
+    cut: float | None = None
+    share: float = 0.0
+
+
+PARTS = {
+    "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23),
+    "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
+    "large": Part("vit_large_patch16_224", (64,), share=4 / 196),
+    "wide": Part("vit_base_patch16_384", (64,), share=8 / 196),
+    "base": Part("vit_base_patch16_224", (64,), share=8 / 196),
+}
+
+
+def main() -> None:
+    """Measure the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="a folder of images to time on")
+    parser.add_argument("--calibration", type=Path, required=True, help="another, to calibrate on")
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--tome", type=Path, help="a checkout of official ToMe")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the rows")
+    arguments = parser.parse_args()
+    for name in arguments.parts.split(","):
+        measure(PARTS[name], arguments)
+
+
+def measure(part: Part, arguments: argparse.Namespace) -> None:
+    """Time one part."""
+    torch.manual_seed(0)
+    model: Any = timm.create_model(part.model).cuda().to(torch.bfloat16).eval()
+    images, _ = folder_images(model, arguments.data, max(256, *part.batches), workers=arguments.workers)
+    calibration, _ = folder_images(model, arguments.calibration, CALIBRATION, workers=arguments.workers)
+    rows = bench(
+        model,
+        images,
+        entries(model, calibration, part),
+        batch_sizes=part.batches,
+        rounds=arguments.rounds,
+        unmerged=UNMERGED,
+        merged=["packed", "packed graph"],
+        others=None if arguments.tome is None or part.cut is None else others(arguments.tome),
+        name=part.model,
+        weights="random",
+        source=arguments.data.name,
+        out=arguments.out / f"bench-{part.model}.csv",
+        progress=False,
+    )
+    for row in rows:
+        shown = row.error or f"{row.ms_p50:.3f} ms, {row.speedup:.3f} of the best unmerged, true cut {row.cut_true:.1%}"
+        print(row.model, row.batch, row.method, row.way, shown, flush=True)
+
+
+def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry]:
+    """The recipes of a part."""
+    if part.cut is not None:
+        solved = make_entries(
+            model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense="paper", progress=False
+        )
+        facts: dict[str, Any] = {"target": solved[0].target, "sense": "paper"}
+        preset = best(model, calibration, part.cut, count="paper")
+        tuned = adamerge.tune(model, calibration, part.cut, count="paper", tries=TRIES, progress=False)
+        return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]
+    patches: int = model.patch_embed.num_patches  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    r = round(part.share * patches, 3)
+
+    def calibrated(recipe: Recipe) -> Recipe:
+        return recipe.with_stats(adamerge.calibrate(model, calibration, recipe, how="sequential", progress=False))
+
+    return [
+        Entry("adamerge", calibrated(published(2 * r)), knob=2 * r),
+        Entry("dymu", calibrated(dymu(r)), knob=r),
+        Entry("tome", tome(r), knob=r),
+    ]
+
+
+def others(checkout: Path) -> Callable[[nn.Module], Sequence[Contender]]:
+    """Official ToMe at the paper's r = 8."""
+
+    def make(plain: nn.Module) -> list[Contender]:
+        ours = apply(twin(plain), tome(8))
+        price = pricing(ours, tome(8), meter(plain))
+        return [Contender("tome (official, r=8)", "eager", lambda images: official_tome(plain, checkout, 8), price)]
+
+    return make
+
+
+if __name__ == "__main__":
+    main()
