@@ -114,22 +114,54 @@ def _points(row: dict[str, str], name: str) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def speed_table() -> str:
-    """Every contender at every batch size, from one interleaved run each."""
-    with (RESULTS / "bench-vit_base_patch16_224.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
+def bench_rows(path: Path) -> list[dict[str, str]]:
+    """The rows of a benchmark that have figures."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if not row["error"]]
+
+
+def speed_matrix() -> str:
+    """Each method's fastest way at every batch size, with the ratio of costs beside it."""
+    found = bench_rows(RESULTS / "bench-vit_base_patch16_224.csv")
+    found = [row for row in found if row["target"] or "official" in row["method"]]
+    batches = sorted({int(row["batch"]) for row in found})
+    methods = dict.fromkeys(row["method"] for row in found)
     lines = [
-        f"{found[0]['model']} with {found[0]['weights']} weights, {found[0]['dtype']} on {found[0]['device']}.",
+        "| over the best unmerged, at batch | " + " | ".join(map(str, batches)) + " | promised by the cost |",
+        "|---|" + "---:|" * (len(batches) + 1),
+    ]
+    for method in methods:
+        mine = [row for row in found if row["method"] == method]
+        best = [max((float(row["speedup"]) for row in mine if int(row["batch"]) == b), default=None) for b in batches]
+        ideals = [float(row["ideal_true"]) for row in mine]
+        ideal = f"{min(ideals):.2f}–{max(ideals):.2f}×" if max(ideals) - min(ideals) > 0.005 else f"{ideals[0]:.2f}×"
+        lines.append(f"| {method} | " + " | ".join("–" if x is None else f"{x:.2f}×" for x in best) + f" | {ideal} |")
+    return "\n".join(lines)
+
+
+def speed_table() -> str:
+    """Every contender at every batch size of every model, from one interleaved run each."""
+    return "\n\n".join(_speed_of(path) for path in sorted(RESULTS.glob("bench-*.csv")))
+
+
+def _speed_of(path: Path) -> str:
+    found = bench_rows(path)
+    first = found[0]
+    lines = [
+        f"**{first['model']}**, {first['weights']} weights, {first['image_size']} pixels, {first['dtype']} on "
+        f"{first['device']}, {first['date'][:10]}.",
         "",
-        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | memory of the call | waits |",
-        "|---:|---|---|---:|---:|---:|---:|---:|---:|",
+        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | waits |",
+        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:
         low, middle, high = (float(row[f"ms_{p}"]) for p in ("p20", "p50", "p80"))
+        memory = f"{float(row['own_mb']):.0f} MB" if row["own_mb"] else "–"
+        deciding = f"{float(row['deciding']):.0%}" if row["deciding"] else "–"
         lines.append(
             f"| {row['batch']} | {'unmerged' if row['method'] == 'none' else row['method']} | {row['way']} | "
             f"{float(row['cut_true']):.1%} | {middle:.2f} [{low:.2f}, {high:.2f}] | {float(row['speedup']):.2f}× | "
-            f"{float(row['ideal_true']):.2f}× | {float(row['own_mb']):.0f} MB | {row['syncs']} |"
+            f"{float(row['ideal_true']):.2f}× | {deciding} | {memory} | {row['syncs'] or '–'} |"
         )
     return "\n".join(lines)
 
@@ -222,7 +254,7 @@ def pages() -> dict[Path, str]:
         results: _all_filled(
             results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
         ),
-        speed: _all_filled(speed, {"speed": speed_table()}),
+        speed: _all_filled(speed, {"speeds": speed_matrix(), "speed": speed_table()}),
         frontier: _all_filled(frontier, {"frontier": frontier_table(), "ablation": ablation_table()}),
     }
 
