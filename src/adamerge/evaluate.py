@@ -22,11 +22,11 @@ from adamerge.models.surgery import applied, apply, borrowed, trace
 class Evaluation:
     """Per-image results of a merged model beside the unmerged one, on the same images, batch by batch."""
 
-    top1: Bool[Tensor, "n"]
-    top5: Bool[Tensor, "n"]
-    full_top1: Bool[Tensor, "n"]
-    agreement: Bool[Tensor, "n"]
-    kl: Float[Tensor, "n"]
+    top1: Bool[Tensor, " n"]
+    top5: Bool[Tensor, " n"]
+    full_top1: Bool[Tensor, " n"]
+    agreement: Bool[Tensor, " n"]
+    kl: Float[Tensor, " n"]
     cost: Cost
     full_cost: Cost
     r: Int[Tensor, "n l"]

@@ -41,10 +41,10 @@ class Outcome:
     """
 
     recipe: Recipe
-    loss: Float[Tensor, "n"]
-    macs: Float[Tensor, "n"]
+    loss: Float[Tensor, " n"]
+    macs: Float[Tensor, " n"]
     counts: Int[Tensor, "n l"]
-    choice: Int[Tensor, "n"] | None = None
+    choice: Int[Tensor, " n"] | None = None
     cosines: Float[Tensor, "n 2"] | None = None
 
 
