@@ -4,12 +4,15 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adamerge.core.errors import BadStats
+from jaxtyping import Float
+from torch import Tensor
+
+from adamerge.core.errors import BadImages, BadStats
 from adamerge.core.parts import part
 
 SCHEMA = 1
@@ -127,6 +130,15 @@ def _typed(content: dict[str, Any]) -> dict[str, Any]:
                 f"the field {name!r} must be a {kind.__name__}; got {content[name]!r}. Run `adamerge calibrate` again."
             )
     return {name: tuple(content[name]) if kind is list else content[name] for name, kind in _FIELDS.items()}
+
+
+def summarise(redundancy: Float[Tensor, "b l"], thresholds: Sequence[float] = ()) -> LayerStats:
+    """Mean and population standard deviation over the images (D13); one broken image must not spoil those of all."""
+    finite = redundancy[redundancy.isfinite().all(1)]
+    if len(finite) == 0:
+        raise BadImages("every calibration image gives non-finite features; check the preprocessing and the dtype")
+    mean, std = finite.mean(0).tolist(), finite.std(0, correction=0).tolist()
+    return LayerStats(tuple(mean), tuple(std), tuple(thresholds), images=len(finite))
 
 
 def write_atomically(path: str | os.PathLike[str], text: str) -> None:
