@@ -28,7 +28,7 @@ class Interval:
     high: float
 
 
-def paired(a: Float[Tensor, "n"], b: Float[Tensor, "n"], *, seed: int = 0) -> Interval:
+def paired(a: Float[Tensor, " n"], b: Float[Tensor, " n"], *, seed: int = 0) -> Interval:
     """The mean of `a - b` over the images; each resample draws images, and with an image both of its numbers."""
     if a.shape != b.shape:
         raise BadOption(f"paired needs the same images on both sides; got {len(a)} and {len(b)}")

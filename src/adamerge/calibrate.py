@@ -1,8 +1,8 @@
 """Calibration: the layer-wise statistics that an adaptive recipe compares an image with."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +12,10 @@ from adamerge.core.budget import Adaptive, Fixed
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import LayerStats
+from adamerge.core.stats import LayerStats, summarise
 from adamerge.images import Images, batches, number_of_batches
 from adamerge.methods.adamerge import adamerge
+from adamerge.models.embedding import embed
 from adamerge.models.host import Host, eyes, find_host
 from adamerge.models.surgery import apply, borrowed, trace
 from adamerge.runtime import padded
@@ -91,7 +92,7 @@ def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, pr
         for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
             eyes(model)(_on(model, batch))
             seen.append(trace(model).redundancy.double().cpu())
-        stats = _summary(_all(seen))
+        stats = summarise(_all(seen))
         current = recipe.with_stats(stats)
     assert stats is not None
     return stats
@@ -102,7 +103,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     states: list[padded.State] = []
     tables: list[padded.Tables] = [()] * host.depth
     for batch in _shown(images, "calibrating, embedding", progress):
-        state, tables = _embed(host, model, _on(model, batch))
+        state, tables = embed(host, model, _on(model, batch))
         states.append(state)
     if not states:
         raise BadImages("there are no images to calibrate on; pass at least one batch")
@@ -118,46 +119,10 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
         columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
         if budget.needs_thresholds:
             thresholds.append(budget.threshold(links, layer))
-        stats = _summary(torch.stack(columns, 1), thresholds)
+        stats = summarise(torch.stack(columns, 1), thresholds)
         states = [padded.step(state, view, recipe.with_stats(stats), host.depth) for state in states]
     assert stats is not None
     return stats
-
-
-def _embed(host: Host, model: nn.Module, batch: Tensor) -> tuple[padded.State, list[padded.Tables]]:
-    """The tokens that enter the first block, whatever the host does to make them, and every block's rotary tables."""
-    tokens: list[Tensor] = []
-    tables: list[padded.Tables] = []
-
-    def catch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tokens.append(args[0])
-        tables.append(host.calls.read(args[1:], kwargs))
-        # Tables may differ from block to block; without any, the first block has told all there is.
-        if host.calls.tables is None or len(tables) == host.depth:
-            raise _Caught
-
-    handles = [block.register_forward_pre_hook(catch, with_kwargs=True) for block in host.container.children()]
-    try:
-        eyes(model)(batch)
-    except _Caught:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
-    return padded.start(tokens[0], host.prefix, host.class_token), tables * (host.depth // len(tables))
-
-
-class _Caught(Exception):
-    """Ends a forward pass that was run only for its embedding."""
-
-
-def _summary(redundancy: Tensor, thresholds: Sequence[float] = ()) -> LayerStats:
-    """Mean and population standard deviation over the images (D13); one broken image must not spoil those of all."""
-    finite = redundancy[redundancy.isfinite().all(1)]
-    if len(finite) == 0:
-        raise BadImages("every calibration image gives non-finite features; check the preprocessing and the dtype")
-    mean, std = finite.mean(0).tolist(), finite.std(0, correction=0).tolist()
-    return LayerStats(tuple(mean), tuple(std), tuple(thresholds), images=len(finite))
 
 
 def _all(seen: list[Tensor]) -> Tensor:

@@ -20,9 +20,9 @@ from tqdm import tqdm
 import adamerge
 from adamerge.bootstrap import Result, Row, make_rows, to_csv, to_markdown
 from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import write_atomically
-from adamerge.evaluate import _judge, _timed
+from adamerge.evaluate import judge, time_logits
 from adamerge.flops import meter
 from adamerge.images import Images, batches, number_of_batches
 from adamerge.methods import METHODS
@@ -192,7 +192,7 @@ class Bench:
         host = find_host(self.model)
         with borrowed(self.model), torch.inference_mode():
             host.put(host.container)
-            return [_timed(self.model, images)[0].cpu() for images, _ in self.batches("unmerged")]
+            return [time_logits(self.model, images)[0].cpu() for images, _ in self.batches("unmerged")]
 
     def batches(self, label: str) -> Iterator[tuple[Tensor, Tensor]]:
         """The data, where the model is."""
@@ -240,12 +240,12 @@ def measure(bench: Bench, cell: Cell) -> Result:
         merging = applied(model)
         for index, (images, labels) in enumerate(bench.batches(f"{cell.label}, {cell.budget}")):
             host.put(host.container)
-            full_time = _timed(model, images)[1] if index <= TIMED else 0.0
+            full_time = time_logits(model, images)[1] if index <= TIMED else 0.0
             host.put(merging)
-            merged, merged_time = _timed(model, images)
+            merged, merged_time = time_logits(model, images)
             if full_time:
                 times.append((len(images), full_time if cell.variant.method == "none" else merged_time, full_time))
-            judged = _judge(unmerged[index].to(merged.device), merged, labels)
+            judged = judge(unmerged[index].to(merged.device), merged, labels)
             columns.append(tuple(t.cpu() for t in (*judged, trace(model).counts)))
     *judged, counts = (torch.cat(column) for column in zip(*columns, strict=True))
     cost, full = prices.cost(counts, recipe), prices.unmerged()

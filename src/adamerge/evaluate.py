@@ -22,11 +22,11 @@ from adamerge.models.surgery import applied, apply, borrowed, trace
 class Evaluation:
     """Per-image results of a merged model beside the unmerged one, on the same images, batch by batch."""
 
-    top1: Bool[Tensor, "n"]
-    top5: Bool[Tensor, "n"]
-    full_top1: Bool[Tensor, "n"]
-    agreement: Bool[Tensor, "n"]
-    kl: Float[Tensor, "n"]
+    top1: Bool[Tensor, " n"]
+    top5: Bool[Tensor, " n"]
+    full_top1: Bool[Tensor, " n"]
+    agreement: Bool[Tensor, " n"]
+    kl: Float[Tensor, " n"]
     cost: Cost
     full_cost: Cost
     r: Int[Tensor, "n l"]
@@ -75,11 +75,11 @@ def evaluate(
             parameter = next(model.parameters())
             images, labels = images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
             host.put(host.container)
-            full, full_time = _timed(model, images)
+            full, full_time = time_logits(model, images)
             host.put(merging)
-            merged, merged_time = _timed(model, images)
+            merged, merged_time = time_logits(model, images)
             seconds.append((len(images), merged_time, full_time))
-            rows.append(tuple(t.cpu() for t in (*_judge(full, merged, labels), trace(model).counts)))
+            rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), trace(model).counts)))
         if not rows:
             raise BadImages("there are no images to evaluate on; pass at least one batch of (images, labels)")
         top1, top5, full_top1, agreement, kl, counts = (torch.cat(column) for column in zip(*rows, strict=True))
@@ -101,7 +101,8 @@ def evaluate(
     )
 
 
-def _timed(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
+def time_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
+    """The logits of a batch, and the seconds they took."""
     wait = torch.cuda.synchronize if images.is_cuda else (lambda: None)
     wait()
     begin = time.perf_counter()
@@ -115,7 +116,7 @@ def _timed(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
     return logits, elapsed
 
 
-def _judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Top-1, top-5, the unmerged model's top-1, agreement and KL(full || merged) of each image."""
     log_full, log_merged = full.double().log_softmax(1), merged.double().log_softmax(1)
     kl = (log_full.exp() * (log_full - log_merged)).sum(1)

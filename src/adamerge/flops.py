@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class Cost:
     """Multiply-accumulates of each image, in the paper's sense and in the true sense."""
 
-    paper: Float[Tensor, "b"]
-    true: Float[Tensor, "b"]
+    paper: Float[Tensor, " b"]
+    true: Float[Tensor, " b"]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from adamerge.methods import METHODS
 from adamerge.models.host import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NEEDS_NETWORK = "# needs network"
 
@@ -24,6 +23,13 @@ def blocks(text: str) -> list[tuple[int, str]]:
     """The Python blocks of a page that can run here, each with the number of lines before it."""
     found = [(text.count("\n", 0, match.start(1)), match[1]) for match in BLOCK.finditer(text)]
     return [(before, code) for before, code in found if not code.startswith(NEEDS_NETWORK)]
+
+
+PAGES = [
+    page
+    for page in (*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+    if blocks(page.read_text(encoding="utf-8"))
+]
 
 
 @pytest.fixture
@@ -45,8 +51,10 @@ def test_the_code_on_a_page_runs(page, tables, monkeypatch, tmp_path):
     torch.manual_seed(0)
     module = ModuleType(f"page_{page.stem.replace('-', '_')}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    for before, code in blocks(page.read_text(encoding="utf-8")):
-        exec(compile("\n" * before + code, str(page), "exec"), vars(module))
+    before = set(vars(module))
+    for lines, code in blocks(page.read_text(encoding="utf-8")):
+        exec(compile("\n" * lines + code, str(page), "exec"), vars(module))
+    assert set(vars(module)) > before, "code that names nothing shows nothing"
 
 
 def test_blocks_are_found_with_their_lines_and_those_that_need_a_network_are_not():

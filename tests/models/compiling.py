@@ -36,7 +36,8 @@ def main() -> None:
         if str(member) in CHOSEN and importlib.util.find_spec(member.library):
             for name, recipe in FIXED.items():
                 found[f"{member} {name}"] = compiled(member, recipe, whole=True)
-    found["timm/ViT adaptive"] = compiled(ZOO[0], ADAPTIVE, whole=False)
+            if member.library != "open_clip":
+                found[f"{member} adaptive"] = compiled(member, ADAPTIVE, whole=False)
     print(json.dumps(found))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import CHOSEN, FIXED
+from compiling import ADAPTIVE, CHOSEN, FIXED
 from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
@@ -66,7 +66,8 @@ def test_data_parallel_runs_a_merged_model(member):
     assert adamerge.trace(model).merged.tolist() == [9] * 4
 
 
-def test_a_replica_runs_on_its_own_parameters(member, monkeypatch):
+@pytest.mark.parametrize("recipe", [tome(3), ADAPTIVE], ids=["fixed", "adaptive"])
+def test_a_replica_runs_on_its_own_parameters(member, recipe, monkeypatch):
     """What DataParallel makes for each device, here of copies on the CPU: the originals may be anything meanwhile."""
     parallel = importlib.import_module("torch.nn.parallel.replicate")
     monkeypatch.setattr(parallel, "_get_device_index", lambda device, _: device)
@@ -76,7 +77,7 @@ def test_a_replica_runs_on_its_own_parameters(member, monkeypatch):
         lambda tensors, devices, detach=False: [[tensor.clone() for tensor in tensors] for _ in devices],
     )
     model, images = member.build(), member.images()
-    adamerge.apply(model, tome(3))
+    adamerge.apply(model, recipe)
     with torch.no_grad():
         expected = member.see(model, images)
         first, second = parallel.replicate(model, [0, 1], detach=True)

@@ -35,6 +35,8 @@ class Member:
     noise: float = 0.0
     patches: int = PATCHES
     since: str = "0"
+    # Features of all images times a matrix in a line of the host's own, which rounds by how many images there are.
+    ends_in_a_product: bool = False
 
     def require(self) -> None:
         """Skip the test where the library is missing or older than the family."""
@@ -258,7 +260,12 @@ TRANSFORMERS = [
     ),
     _hf("CLIP vision", "CLIPVisionModel", "CLIPVisionConfig", _pooled, "openai/clip-vit-base-patch32"),
     Member(
-        "transformers", "CLIP", "openai/clip-vit-base-patch32", partial(_pair, "CLIPModel", "CLIPConfig"), see=_match
+        "transformers",
+        "CLIP",
+        "openai/clip-vit-base-patch32",
+        partial(_pair, "CLIPModel", "CLIPConfig"),
+        see=_match,
+        ends_in_a_product=True,
     ),
     _hf("SigLIP vision", "SiglipVisionModel", "SiglipVisionConfig", _pooled, "google/siglip-base-patch16-224"),
     Member(
@@ -267,6 +274,7 @@ TRANSFORMERS = [
         "google/siglip-base-patch16-224",
         partial(_pair, "SiglipModel", "SiglipConfig"),
         see=_match,
+        ends_in_a_product=True,
     ),
     Member("transformers", "LLaVA", "llava-hf/llava-1.5-7b-hf", _llava, see=_answered, since="4.50"),
     Member(
@@ -310,7 +318,7 @@ def _encoded(model: Any, images: Tensor) -> Tensor:
 
 OTHERS = [
     Member("torchvision", "ViT", "vit_b_16", _torchvision, noise=1e-5),
-    Member("open_clip", "CLIP", "ViT-B-32", _open_clip, see=_encoded, noise=1e-5),
+    Member("open_clip", "CLIP", "ViT-B-32", _open_clip, see=_encoded, noise=1e-5, ends_in_a_product=True),
     Member(
         "open_clip",
         "CLIP with LayerScale",
@@ -318,6 +326,7 @@ OTHERS = [
         partial(_open_clip, ls_init_value=0.1),
         see=_encoded,
         noise=1e-5,
+        ends_in_a_product=True,
     ),
     Member(
         "open_clip",
@@ -326,6 +335,7 @@ OTHERS = [
         partial(_open_clip, pool_type="avg", final_ln_after_pool=True, no_ln_pre=True),
         see=_encoded,
         noise=1e-5,
+        ends_in_a_product=True,
     ),
     Member(
         "open_clip",

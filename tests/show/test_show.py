@@ -235,7 +235,10 @@ def test_nothing_imports_pyplot_and_adamerge_alone_imports_no_matplotlib(tmp_pat
         "show.layers(torch.ones(2, 2), sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", program, str(tmp_path / "l.png")], check=True)
+    path = tmp_path / "l.png"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program, str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert path.is_file()
 
 
 IMAGE = torch.zeros(3, 32, 32)

@@ -6,11 +6,25 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
+from adamerge.cli.flags import (
+    BatchSize,
+    Data,
+    Device,
+    Dtype,
+    Limit,
+    Model,
+    Pretrained,
+    SkipBad,
+    Weights,
+    Workers,
+    console,
+    note,
+    problems,
+)
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError, BadImages
@@ -22,22 +36,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-console = Console()
-problems = Console(stderr=True)
 
-Model = Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")]
-Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
-Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
 Method = Annotated[
     str, typer.Option("--method", help="See `adamerge methods`; its own options follow.  Or --recipe FILE.")
 ]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
-Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]
-BatchSize = Annotated[int, typer.Option("--batch-size")]
-Workers = Annotated[int, typer.Option("--workers", help="Processes that read images.")]
-Limit = Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")]
 
 
 @app.command(context_settings=METHOD_OPTIONS)
@@ -96,7 +98,7 @@ def evaluate(
     """Accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import RECIPE, read_recipe
-    from adamerge.core.stats import write_atomically
+    from adamerge.core.files import write_atomically
     from adamerge.embedded.scenes import TEST_SEED
     from adamerge.evaluate import evaluate as judge
     from adamerge.versions import versions
@@ -187,7 +189,7 @@ def _complain(complaint: str | None, skip_bad: bool) -> None:
         return
     if not skip_bad:
         raise BadImages(f"{complaint}. The figures above are for the others; pass --skip-bad to accept that.")
-    problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    note(complaint)
 
 
 def _figures(report: dict) -> Table:

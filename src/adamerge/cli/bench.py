@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from adamerge.cli.compare import read_labels, read_native
+from adamerge.cli.flags import EMBEDDED, CalibrationImages, Device, Model, Native, Pretrained, Workers, console, note
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
@@ -16,33 +16,27 @@ if TYPE_CHECKING:
 
     from adamerge.benchmark import Row
 
-EMBEDDED = "embedded"
-console = Console()
-problems = Console(stderr=True)
-
 
 def bench(
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    model: Model = EMBEDDED,
     weights: Annotated[
         Path | None, typer.Option("--weights", help="A safetensors file; random weights without one.")
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    pretrained: Pretrained = False,
     methods: Annotated[
         str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")
     ] = "tome,adamerge",
-    native: Annotated[
-        list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
-    ] = None,
+    native: Native = None,
     cut: Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")] = "0.23",
     count: Annotated[str, typer.Option("--count", help="Which count cuts are meant in: paper or true.")] = "paper",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,8,32",
     dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")] = "fp32",
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
+    device: Device = "cpu",
     data: Annotated[str, typer.Option("--data", help="An ImageFolder; images are drawn without one.")] = EMBEDDED,
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="Another ImageFolder; by default other images of --data.")
     ] = None,
-    calibration_images: Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")] = 64,
+    calibration_images: CalibrationImages = 64,
     images: Annotated[
         int | None, typer.Option("--images", help="How many images to time on; by default the largest batch, or 64.")
     ] = None,
@@ -55,7 +49,7 @@ def bench(
     ways: Annotated[
         str | None, typer.Option("--ways", help="Ways to run the methods; all of the device by default.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    workers: Workers = 2,
     out: Annotated[Path, typer.Option("--out", help="A CSV file that rows are added to.")] = Path("bench.csv"),
     plot: Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups against batch sizes.")] = None,
 ) -> None:
@@ -105,7 +99,7 @@ def bench(
         )
     console.print(table(rows))
     for words in dict.fromkeys(f"{row.method}, {row.way}: {row.error}" for row in rows if row.error):
-        problems.print(f"note: {words}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        note(words)
     console.print(f"added {len(rows)} rows to {out}", soft_wrap=True, highlight=False)
     if plot is not None:
         from adamerge.show.speed import speed
@@ -209,4 +203,4 @@ def _images(
 
 def _complain(complaint: str | None) -> None:
     if complaint is not None:
-        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        note(complaint)

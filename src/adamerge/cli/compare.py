@@ -8,27 +8,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from adamerge.cli.flags import (
+    EMBEDDED,
+    BatchSize,
+    CalibrationImages,
+    Data,
+    Device,
+    Dtype,
+    Limit,
+    Model,
+    Native,
+    Pretrained,
+    SkipBad,
+    Weights,
+    Workers,
+    console,
+    note,
+)
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
     from adamerge.bootstrap import Row
     from adamerge.solve import Target, Variant
 
-EMBEDDED = "embedded"
 DEFAULT_CUTS = "0.1,0.2,0.3,0.4,0.5"
-console = Console()
-problems = Console(stderr=True)
 
 
 def compare(
     out: Annotated[Path, typer.Option("--out", help="Folder for results; a run that was interrupted goes on.")],
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
-    weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
-    data: Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")] = EMBEDDED,
+    model: Model = EMBEDDED,
+    weights: Weights = None,
+    pretrained: Pretrained = False,
+    data: Data = EMBEDDED,
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
     ] = None,
@@ -39,27 +52,23 @@ def compare(
         str | None, typer.Option("--cut", help=f"Shares of the cost to save; {DEFAULT_CUTS} by default.")
     ] = None,
     gmacs: Annotated[str | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")] = None,
-    native: Annotated[
-        list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
-    ] = None,
+    native: Native = None,
     recipe: Annotated[
         list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
     ] = None,
     sense: Annotated[str, typer.Option("--sense", help="Which count budgets are meant in: true or paper.")] = "true",
     rival: Annotated[str, typer.Option("--rival", help="Whom all others are compared with.")] = "tome",
-    calibration_images: Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")] = 256,
-    limit: Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")] = "fp32",
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    calibration_images: CalibrationImages = 256,
+    limit: Limit = None,
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
     reread: Annotated[
         bool,
         typer.Option("--reread", help="Read the images again for each cell: slower, but they need not fit memory."),
     ] = False,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")
-    ] = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Compare methods at equal cost: accuracy, divergence, speed, with intervals, as a table and a picture."""
     from adamerge.bootstrap import headings, texts
@@ -98,8 +107,8 @@ def compare(
             name=model,
         )
     console.print(_table(rows, headings(rows), map(texts, rows)))
-    for note in notes:
-        problems.print(f"note: {note.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for caught in notes:
+        note(caught.message)
     for name in ("results.csv", "results.md", "pareto.png"):
         if (out / name).is_file():
             console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
@@ -169,7 +178,7 @@ def _complain(complaints: Sequence[str | None], skip_bad: bool) -> None:
     for complaint in filter(None, complaints):
         if not skip_bad:
             raise BadImages(f"{complaint}. Pass --skip-bad to compare on the others.")
-        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        note(complaint)
 
 
 def _table(rows: "Sequence[Row]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from adamerge.cli.flags import EMBEDDED
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.data import Readable, folder_loader
 
-EMBEDDED = "embedded"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from adamerge.cli.loading import EMBEDDED
+from adamerge.cli.flags import EMBEDDED
 from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe

@@ -4,44 +4,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from adamerge.cli.flags import EMBEDDED, BatchSize, Device, Dtype, Model, Pretrained, SkipBad, Weights, Workers, console
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
     from adamerge.reproduce import Section
 
-EMBEDDED = "embedded"
 COLOURS = {"holds": "green", "does not hold": "red", "cannot tell": "yellow", "not applicable": "bright_black"}
-console = Console()
 
 
 def reproduce(
     parts: Annotated[list[str], typer.Argument(help="table1, table2, ablation, layers, refinement, proposition, all.")],
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
-    weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    model: Model = EMBEDDED,
+    weights: Weights = None,
+    pretrained: Pretrained = False,
     data: Annotated[str, typer.Option("--data", help="An ImageFolder to evaluate on, or 'embedded'.")] = EMBEDDED,
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="An ImageFolder to calibrate on; else 1 % of --data.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")] = "fp32",
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
     images: Annotated[int | None, typer.Option("--images", help="Evaluate on this many images.")] = None,
     calibration_images: Annotated[
         int | None, typer.Option("--calibration-images", help="Calibrate on this many images.")
     ] = None,
     runs: Annotated[int, typer.Option("--runs", help="Repeat table 1 this often, for mean ± std.")] = 1,
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 48,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
+    batch_size: BatchSize = 48,
+    workers: Workers = 2,
     out: Annotated[Path, typer.Option("--out", help="Folder for the report and its data.")] = Path(
         "adamerge-reproduce"
     ),
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")
-    ] = False,
+    skip_bad: SkipBad = False,
 ) -> None:
     """The paper's tables and claims beside what comes out here, with verdicts.  Interrupted runs go on where they
     stopped."""

@@ -4,13 +4,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from adamerge.cli.flags import (
+    EMBEDDED,
+    BatchSize,
+    Device,
+    Dtype,
+    Model,
+    Pretrained,
+    SkipBad,
+    Weights,
+    Workers,
+    console,
+    note,
+)
 from adamerge.core.errors import BadImages, BadOption
-
-EMBEDDED = "embedded"
-console = Console()
-problems = Console(stderr=True)
 
 
 def tune(
@@ -21,9 +29,9 @@ def tune(
         float | None, typer.Option("--latency-ratio", help="Instead of --cut, the share of time, measured here.")
     ] = None,
     count: Annotated[str, typer.Option("--count", help="Which count the cost is meant in: true or paper.")] = "true",
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
-    weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    model: Model = EMBEDDED,
+    weights: Weights = None,
+    pretrained: Pretrained = False,
     data: Annotated[str, typer.Option("--data", help="An ImageFolder, or 'embedded'; no labels are used.")] = EMBEDDED,
     limit: Annotated[int, typer.Option("--images", help="Tune on this many images, spread over the folder.")] = 256,
     loss: Annotated[str | None, typer.Option("--loss", help="kl or features; by default what the model gives.")] = None,
@@ -36,13 +44,11 @@ def tune(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="A file that keeps what was tried, to go on from.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")] = "cpu",
-    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")] = "fp32",
-    batch_size: Annotated[int, typer.Option("--batch-size")] = 64,
-    workers: Annotated[int, typer.Option("--workers", help="Processes that read images.")] = 2,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")
-    ] = False,
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_size: BatchSize = 64,
+    workers: Workers = 2,
+    skip_bad: SkipBad = False,
 ) -> None:
     """Find the recipe that changes a model's output least at a wanted cost; no labels, no training."""
     from adamerge.cli.loading import load_data, load_model
@@ -78,5 +84,5 @@ def tune(
     found.recipe.save(out)
     console.print(str(found), highlight=False)
     if complaint is not None:
-        problems.print(f"note: {complaint}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        note(complaint)
     console.print(f"wrote {out}; use it with adamerge.apply(model, {str(out)!r})", highlight=False, soft_wrap=True)

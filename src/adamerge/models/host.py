@@ -11,7 +11,7 @@ from torch import nn
 from adamerge.core.errors import BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
 from adamerge.models.calls import Calls
-from adamerge.models.stack import Stack
+from adamerge.models.stack import Behind, Stack
 from adamerge.runtime.view import View
 
 
@@ -20,7 +20,8 @@ class Host:
     """Where a model keeps its blocks, and how to look at them.
 
     `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself: the vision
-    tower of a model that wants texts as well.
+    tower of a model that wants texts as well.  `behind` are the methods, each of a module, that make the model's output
+    of what the blocks gave, as far as they multiply matrices.
     """
 
     owner: nn.Module
@@ -31,6 +32,7 @@ class Host:
     image: tuple[int, ...]
     calls: Calls = field(default_factory=Calls)
     entry: nn.Module | None = None
+    behind: Behind = ()
 
     @property
     def container(self) -> nn.Module:
@@ -46,7 +48,11 @@ class Host:
 
     def put(self, blocks: nn.Module) -> None:
         """Put `blocks` where the model keeps its blocks."""
+        if self.stack is not None:
+            self.stack.leave()
         setattr(self.owner, self.attribute, blocks)
+        if isinstance(blocks, Stack):
+            blocks.enter()
 
     @property
     def depth(self) -> int:

@@ -17,7 +17,8 @@ def host(model: nn.Module) -> Host:
     """The host view of a model's vision tower, or of a tower alone; others are refused with the reason."""
     visual: Any = dict(model.named_children()).get("visual", model)
     if isinstance(visual, TimmModel):
-        return replace(find_host(visual.trunk), entry=visual)
+        found = find_host(visual.trunk)
+        return replace(found, entry=visual, behind=(*found.behind, (visual.head, "forward")))
     if not isinstance(visual, VisionTransformer):
         raise UnsupportedModel(
             f"the vision tower of this open_clip model is a {type(visual).__name__}; supported are VisionTransformer "

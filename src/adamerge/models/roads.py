@@ -116,8 +116,8 @@ class Reference:
 
     def __init__(self, switch: Switch, x: Tensor, views: Sequence[View]):
         self.switch, self.views = switch, views
-        one_by_one = switch.recipe.ragged and x.device.type == "cpu"
-        pieces = x.split(1) if one_by_one else (x,)
+        self.one_by_one = switch.recipe.ragged and x.device.type == "cpu"
+        pieces = x.split(1) if self.one_by_one else (x,)
         self.states = [padded.start(piece, switch.prefix, switch.class_token) for piece in pieces]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
@@ -127,8 +127,9 @@ class Reference:
 
     def finish(self) -> Tensor:
         pieces = [padded.finish(state) for state in self.states]
-        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits.
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits: a
+        # batch that is no copy stays as it is, and images that ran one by one get the same layout however many.
+        return torch.cat(pieces).contiguous() if self.one_by_one else pieces[0]
 
     def tell(self) -> Trace:
         prefix, before = self.switch.prefix, self.switch.recipe.site == "before_block"

@@ -9,12 +9,15 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
+from adamerge.models.behind import singly, together
 from adamerge.models.calls import Calls
 from adamerge.models.roads import Road, Runtime, Switch
 from adamerge.models.standin import settle, stand_in
 from adamerge.runtime.padded import Tables
 from adamerge.runtime.trace import Trace
 from adamerge.runtime.view import View
+
+Behind = tuple[tuple[nn.Module, str], ...]
 
 
 class Stack(nn.Module):
@@ -32,6 +35,7 @@ class Stack(nn.Module):
         training: bool,
         runtime: Runtime = "auto",
         calls: Calls | None = None,
+        behind: Behind = (),
     ):
         super().__init__()
         self.calls = calls or Calls()
@@ -40,6 +44,7 @@ class Stack(nn.Module):
         # Tuples keep nn.Module from registering them: the owner would otherwise contain itself.
         self._owner = (owner,)
         self._container = (container,)
+        self._behind = behind
         self._views = tuple(views)
         self.prefix = prefix
         self.class_token = class_token
@@ -60,6 +65,17 @@ class Stack(nn.Module):
         for mine, own in zip(self.children(), container.children(), strict=True):
             settle(mine, own)
         return container
+
+    def enter(self) -> None:
+        """Once in the container's place: whatever runs behind blocks that run image by image does so too."""
+        if self.recipe.ragged:
+            for module, method in self._behind:
+                singly(module, method)
+
+    def leave(self) -> None:
+        """Before another takes the place."""
+        for module, _ in self._behind:
+            together(module)
 
     @property
     def views(self) -> tuple[View, ...]:

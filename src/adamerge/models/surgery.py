@@ -53,6 +53,7 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
         training=(host.stack or host.container).training,
         runtime=runtime,
         calls=host.calls,
+        behind=host.behind,
     )
     host.put(stack)
     return model

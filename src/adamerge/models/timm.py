@@ -173,7 +173,8 @@ def host(model: nn.Module) -> Host:
     rotary = isinstance(model, Eva)
     has_class = model.cls_token is not None if rotary else model.has_class_token
     calls = Calls("rope" if rotary else None)
-    found = Host(model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls)
+    behind = ((model, "forward_head"),)
+    found = Host(model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls, behind=behind)
     return replace(found, views=tuple(_views(found.container)))
 
 

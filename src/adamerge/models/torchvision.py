@@ -18,7 +18,8 @@ def host(model: nn.Module) -> Host:
             f"torchvision's {type(model).__name__} is not supported; supported are its VisionTransformer models. "
             "The nearest is vit_b_16."
         )
-    found = Host(model.encoder, "layers", (), 1, True, (3, model.image_size, model.image_size))
+    image, behind = (3, model.image_size, model.image_size), ((model.heads, "forward"),)
+    found = Host(model.encoder, "layers", (), 1, True, image, behind=behind)
     return replace(found, views=tuple(_views(found.container)))
 
 

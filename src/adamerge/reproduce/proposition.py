@@ -34,15 +34,15 @@ class Pairs:
 
     x: Float[Tensor, "n d"]
     y: Float[Tensor, "n d"]
-    s: Float[Tensor, "n"]
-    t: Float[Tensor, "n"]
+    s: Float[Tensor, " n"]
+    t: Float[Tensor, " n"]
 
     @property
-    def apart(self) -> Float[Tensor, "n"]:
+    def apart(self) -> Float[Tensor, " n"]:
         """The squared distance of each pair."""
         return (self.x - self.y).square().sum(1)
 
-    def gap(self, wx: Float[Tensor, "n"], wy: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    def gap(self, wx: Float[Tensor, " n"], wy: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         """Loss of the plain mean minus loss of the salience-weighted mean, under loss weights `wx`, `wy`."""
         s, t = self.s[:, None], self.t[:, None]
         plain, weighted = (self.x + self.y) / 2, (s * self.x + t * self.y) / (s + t)
@@ -53,7 +53,7 @@ class Pairs:
         return loss(plain) - loss(weighted)
 
     @property
-    def papers_term(self) -> Float[Tensor, "n"]:
+    def papers_term(self) -> Float[Tensor, " n"]:
         """The paper's leading term, `(s_i - s_j)^2 / (2 (s_i + s_j)^2) |x_i - x_j|^2`."""
         return (self.s - self.t).square() / (2 * (self.s + self.t).square()) * self.apart
 

@@ -19,21 +19,21 @@ from adamerge.core.stats import LayerStats
 class Outcome:
     """What a recipe did, image by image: right or wrong, distance from the unmerged model, merges, costs; its time."""
 
-    top1: Bool[Tensor, "n"]
-    kl: Float[Tensor, "n"]
+    top1: Bool[Tensor, " n"]
+    kl: Float[Tensor, " n"]
     r: Int[Tensor, "n l"]
-    paper: Float[Tensor, "n"]
-    true: Float[Tensor, "n"]
+    paper: Float[Tensor, " n"]
+    true: Float[Tensor, " n"]
     seconds: float
     timed: int
 
     @property
-    def points(self) -> Float[Tensor, "n"]:
+    def points(self) -> Float[Tensor, " n"]:
         """Top-1 of each image in points: 100 where it is right, else 0."""
         return 100.0 * self.top1.double()
 
     @property
-    def merged(self) -> Float[Tensor, "n"]:
+    def merged(self) -> Float[Tensor, " n"]:
         """Tokens merged in each image over all layers."""
         return self.r.sum(1).double()
 

@@ -12,8 +12,8 @@ from adamerge.core.types import AllTokens, Counts
 
 Packed = Float[Tensor, "total d"]
 PackedHeads = Float[Tensor, "total h k"]
-PerRow = Float[Tensor, "total"]
-RowSlots = Int[Tensor, "total"]
+PerRow = Float[Tensor, " total"]
+RowSlots = Int[Tensor, " total"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Layout:
     `uniform` says that every image is known to have `longest` tokens.
     """
 
-    offsets: Int[Tensor, "bounds"]
+    offsets: Int[Tensor, " bounds"]
     prefix: int
     total: int
     longest: int

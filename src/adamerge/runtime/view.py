@@ -33,8 +33,8 @@ class BlockShape:
 class Norm:
     """A layer norm's numbers."""
 
-    weight: Float[Tensor, "d"] | None
-    bias: Float[Tensor, "d"] | None
+    weight: Float[Tensor, " d"] | None
+    bias: Float[Tensor, " d"] | None
     eps: float
 
 
@@ -43,7 +43,7 @@ class Affine:
     """A linear layer's numbers."""
 
     weight: Float[Tensor, "out d"]
-    bias: Float[Tensor, "out"] | None
+    bias: Float[Tensor, " out"] | None
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class Numbers:
     norm1: Norm
     qkv: Affine
     project: Affine
-    gamma1: Float[Tensor, "d"] | None
+    gamma1: Float[Tensor, " d"] | None
     norm2: Norm
     fc1: Affine
     fc2: Affine
-    gamma2: Float[Tensor, "d"] | None
+    gamma2: Float[Tensor, " d"] | None
 
 
 @runtime_checkable

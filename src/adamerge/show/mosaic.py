@@ -216,14 +216,14 @@ def _distance_to_border(tokens: Grid, height: int, width: int) -> Float[np.ndarr
     return distance
 
 
-def _ranks(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """The part of the other tokens that each one exceeds, so that equals share a colour; a half if all are equal."""
     if values.min() == values.max():
         return np.full(len(values), 0.5)
     return np.searchsorted(np.sort(values), values) / (len(values) - 1)
 
 
-def _portions(values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+def _portions(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
     """Each value's place between the least and the greatest."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)

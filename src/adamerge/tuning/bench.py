@@ -10,17 +10,18 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, layer_norm
 
-from adamerge.calibrate import _embed, _summary
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadImages, BadOption, UnsupportedModel
 from adamerge.core.evidence import Evidence, Heads, Widths
 from adamerge.core.match import Links, no_links
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
+from adamerge.core.stats import summarise
 from adamerge.core.types import PerToken
 from adamerge.flops import meter
 from adamerge.images import Images, batches
 from adamerge.methods import none
+from adamerge.models.embedding import embed
 from adamerge.models.host import find_host
 from adamerge.models.surgery import borrowed
 from adamerge.runtime import padded
@@ -41,10 +42,10 @@ class Outcome:
     """
 
     recipe: Recipe
-    loss: Float[Tensor, "n"]
-    macs: Float[Tensor, "n"]
+    loss: Float[Tensor, " n"]
+    macs: Float[Tensor, " n"]
     counts: Int[Tensor, "n l"]
-    choice: Int[Tensor, "n"] | None = None
+    choice: Int[Tensor, " n"] | None = None
     cosines: Float[Tensor, "n 2"] | None = None
 
 
@@ -107,7 +108,7 @@ class Bench:
                     columns.append(torch.cat([link.redundancy.double().cpu() for link in links]))
                     if adapting.needs_thresholds:
                         thresholds.append(adapting.threshold(links, layer))
-                    recipe = recipe.with_stats(_summary(torch.stack(columns, 1), thresholds))
+                    recipe = recipe.with_stats(summarise(torch.stack(columns, 1), thresholds))
                 for at, (state, (salience, links)) in enumerate(zip(states, seen, strict=True)):
                     known = replace(recipe, salience=_Known(salience), links=_Linked(links))
                     state = padded.merge(state, known, depth)
@@ -136,7 +137,7 @@ class Bench:
         return Outcome(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
 
     def _start(self, batch: Tensor) -> padded.State:
-        return _embed(self.host, self.model, batch)[0]
+        return embed(self.host, self.model, batch)[0]
 
     def _unmerged(self, state: padded.State) -> Tensor:
         for view in self.host.views:

@@ -90,7 +90,7 @@ def _counts(rates: Float[Tensor, "f l"], patches: int) -> Float[Tensor, "f l"]:
     return patches * (1 + torch.expm1(-rates).clamp_min(-MOST)).cumprod(1)
 
 
-def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, sense: Sense) -> Float[Tensor, "f"]:
+def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, sense: Sense) -> Float[Tensor, " f"]:
     """What each row of rates costs.  Layers without a rate are not looked at."""
     whole = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
     return getattr(prices.cost(_counts(rates, prices.patches), whole), sense)
