@@ -13,6 +13,7 @@ from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
+from adamerge.cli.words import MODEL, PRETRAINED
 from adamerge.core.errors import AdamergeError, BadImages
 
 app = typer.Typer(
@@ -25,9 +26,9 @@ METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 console = Console()
 problems = Console(stderr=True)
 
-Model = Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")]
+Model = Annotated[str, typer.Option("--model", help=MODEL)]
 Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)]
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
 Method = Annotated[
     str, typer.Option("--method", help="See `adamerge methods`; its own options follow.  Or --recipe FILE.")
@@ -66,7 +67,9 @@ def calibrate(
 
     recipe = read_recipe(method, context.args, without=["stats"])
     net = load_model(model, weights, pretrained, device, dtype)
-    batches = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    batches = load_data(
+        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
+    )
     stats = measure(net, batches, recipe, how=how, passes=passes)  # pyright: ignore[reportArgumentType]
     stats.save(out)
     table = Table("layer", "mean", "std", title=f"{stats.how}, {stats.images} images, {stats.passes} pass(es)")
@@ -130,7 +133,7 @@ def flops(
     from adamerge.cli.pricing import price
 
     for line in price(model, read_recipe(method, context.args)):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adamerge.cli.compare import read_labels, read_native
+from adamerge.cli.words import MODEL, PRETRAINED
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ problems = Console(stderr=True)
 
 
 def bench(
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    model: Annotated[str, typer.Option("--model", help=MODEL)] = EMBEDDED,
     weights: Annotated[
         Path | None, typer.Option("--weights", help="A safetensors file; random weights without one.")
     ] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     methods: Annotated[
         str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")
     ] = "tome,adamerge",
@@ -172,7 +173,9 @@ def _cuts(text: str) -> list[float]:
 def _weights(model: str, weights: Path | None, pretrained: bool) -> str:
     if model == EMBEDDED:
         return "embedded"
-    return weights.name if weights is not None else "timm" if pretrained else "random"
+    library, _, rest = model.rpartition(":")
+    own = pretrained or (library and Path(rest).is_dir())
+    return weights.name if weights is not None else (library or "timm") if own else "random"
 
 
 def _images(

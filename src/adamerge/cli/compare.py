@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from adamerge.cli.words import MODEL, PRETRAINED
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ problems = Console(stderr=True)
 
 def compare(
     out: Annotated[Path, typer.Option("--out", help="Folder for results; a run that was interrupted goes on.")],
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    model: Annotated[str, typer.Option("--model", help=MODEL)] = EMBEDDED,
     weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     data: Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")] = EMBEDDED,
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
@@ -76,7 +77,7 @@ def compare(
     calibration = _calibration(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
-    seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, **reading)
+    seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, labelled=False, **reading)
     shown = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
     number = next(net.parameters()).dtype
     known = [images.to(number) for images, _ in seen]

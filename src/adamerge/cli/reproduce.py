@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from adamerge.cli.words import MODEL, PRETRAINED
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ console = Console()
 
 def reproduce(
     parts: Annotated[list[str], typer.Argument(help="table1, table2, ablation, layers, refinement, proposition, all.")],
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    model: Annotated[str, typer.Option("--model", help=MODEL)] = EMBEDDED,
     weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     data: Annotated[str, typer.Option("--data", help="An ImageFolder to evaluate on, or 'embedded'.")] = EMBEDDED,
     calibration: Annotated[
         str | None, typer.Option("--calibration", help="An ImageFolder to calibrate on; else 1 % of --data.")

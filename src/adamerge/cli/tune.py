@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from adamerge.cli.words import MODEL, PRETRAINED
 from adamerge.core.errors import BadImages, BadOption
 
 EMBEDDED = "embedded"
@@ -21,9 +22,9 @@ def tune(
         float | None, typer.Option("--latency-ratio", help="Instead of --cut, the share of time, measured here.")
     ] = None,
     count: Annotated[str, typer.Option("--count", help="Which count the cost is meant in: true or paper.")] = "true",
-    model: Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")] = EMBEDDED,
+    model: Annotated[str, typer.Option("--model", help=MODEL)] = EMBEDDED,
     weights: Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")] = None,
-    pretrained: Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")] = False,
+    pretrained: Annotated[bool, typer.Option("--pretrained", help=PRETRAINED)] = False,
     data: Annotated[str, typer.Option("--data", help="An ImageFolder, or 'embedded'; no labels are used.")] = EMBEDDED,
     limit: Annotated[int, typer.Option("--images", help="Tune on this many images, spread over the folder.")] = 256,
     loss: Annotated[str | None, typer.Option("--loss", help="kl or features; by default what the model gives.")] = None,
@@ -56,7 +57,9 @@ def tune(
         # Refuse what means nothing before images are read.
         Target(cut=cut, gmacs=gmacs)
     net = load_model(model, weights, pretrained, device, dtype)
-    shown = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    shown = load_data(
+        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
+    )
     images = [batch for batch, _ in shown]
     complaint = shown.complaint()
     if complaint is not None and not skip_bad:
