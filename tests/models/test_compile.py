@@ -40,6 +40,7 @@ def test_fixed_budgets_compile_to_one_graph_and_adaptive_ones_in_pieces():
     assert len(found) > 6 and max(found.values()) < 1e-5
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("recipe", FIXED.values(), ids=FIXED)
 def test_a_fixed_budget_can_be_exported_for_any_number_of_images(member, recipe):
