@@ -15,14 +15,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
-from safetensors.torch import load_file
-from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 
 from adamerge.bootstrap import intervals, paired
-from adamerge.cli.loading import DTYPES, load_data, load_model
+from adamerge.cli.loading import load_data, load_model
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadOption
 from adamerge.core.parts import to_json
@@ -104,7 +101,8 @@ def main() -> None:
     parser.add_argument("--recipes", type=Path, help="a folder for the tuned recipes")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    model = load(arguments)
+    given = (arguments.model, arguments.weights, False, arguments.device, arguments.dtype)
+    model = load_model(*given, image_size=arguments.image_size)
     frontier = Frontier(model, arguments)
     with (arguments.out or RESULTS / f"frontier-{arguments.model}.csv").open("w", newline="", encoding="utf-8") as file:
         table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
@@ -113,16 +111,6 @@ def main() -> None:
             for row in frontier.rows(cut):
                 table.writerow(row)
                 file.flush()
-
-
-def load(arguments: argparse.Namespace) -> nn.Module:
-    """The model; at another image size than its own if asked for."""
-    name, weights = arguments.model, arguments.weights
-    if arguments.image_size is None:
-        return load_model(name, weights, False, arguments.device, arguments.dtype)
-    model: Any = timm.create_model(name, img_size=arguments.image_size)
-    model.load_state_dict(checkpoint_filter_fn(load_file(weights), model))
-    return model.to(arguments.device, DTYPES[arguments.dtype]).eval()
 
 
 class Frontier:

@@ -71,11 +71,18 @@ def zoo_table() -> str:
 
 
 def segmentation_table() -> str:
-    """mIoU at every cut."""
+    """mIoU at every cut, for every model that was measured; the embedded one first."""
     with (RESULTS / "segmentation.csv").open(encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
+    models = sorted({row["model"] for row in found}, key=lambda name: (name != "embedded", name))
+    return "\n\n".join(_segmentation_of(model, [row for row in found if row["model"] == model]) for model in models)
+
+
+def _segmentation_of(model: str, found: list[dict[str, str]]) -> str:
     full = found[0]
     lines = [
+        f"### {model}",
+        "",
         f"Unmerged: mIoU {float(full['miou']):.2%} on {full['images']} images, {full['date']}.",
         "",
         "| method | cut | mIoU | points lost [95 %] | points against ToMe [95 %] |",

@@ -68,7 +68,9 @@ def calibrate(
 
     recipe = read_recipe(method, context.args, without=["stats"])
     net = load_model(model, weights, pretrained, device, dtype)
-    batches = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    batches = load_data(
+        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
+    )
     stats = measure(net, batches, recipe, how=how, passes=passes)  # pyright: ignore[reportArgumentType]
     stats.save(out)
     table = Table("layer", "mean", "std", title=f"{stats.how}, {stats.images} images, {stats.passes} pass(es)")
@@ -132,7 +134,7 @@ def flops(
     from adamerge.cli.pricing import price
 
     for line in price(model, read_recipe(method, context.args)):
-        console.print(line)
+        console.print(line, soft_wrap=True)
 
 
 @app.command()

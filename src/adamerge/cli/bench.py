@@ -166,7 +166,9 @@ def _cuts(text: str) -> list[float]:
 def _weights(model: str, weights: Path | None, pretrained: bool) -> str:
     if model == EMBEDDED:
         return "embedded"
-    return weights.name if weights is not None else "timm" if pretrained else "random"
+    library, _, rest = model.rpartition(":")
+    own = pretrained or (library and Path(rest).is_dir())
+    return weights.name if weights is not None else (library or "timm") if own else "random"
 
 
 def _images(

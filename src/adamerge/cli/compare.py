@@ -85,7 +85,7 @@ def compare(
     calibration = _calibration(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
-    seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, **reading)
+    seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, labelled=False, **reading)
     shown = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
     number = next(net.parameters()).dtype
     known = [images.to(number) for images, _ in seen]

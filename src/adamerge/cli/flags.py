@@ -10,9 +10,11 @@ EMBEDDED = "embedded"
 console = Console()
 problems = Console(stderr=True)
 
-Model = Annotated[str, typer.Option("--model", help="A timm model name, or 'embedded'.")]
+Model = Annotated[
+    str, typer.Option("--model", help="A timm model name, 'embedded', transformers:FOLDER or torchvision:NAME.")
+]
 Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
-Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download timm's weights.")]
+Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download the library's own weights.")]
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]

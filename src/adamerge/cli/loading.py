@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adamerge.cli.flags import EMBEDDED
+from adamerge.cli.libraries import MAKERS, named
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.data import Readable, folder_loader
 
+# timm's own way to name models that it does not know itself.
+HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -24,14 +27,16 @@ def load_model(
     random: bool = False,
     image_size: int | None = None,
 ) -> nn.Module:
-    """A timm model by name, or the embedded one, in evaluation mode.
+    """A model by name, in evaluation mode: the embedded one, one of timm, or with its library's name before a colon.
 
-    `random` lets a timm model without weights have random ones; `image_size` is another than the model's usual one.
+    `random` lets a model without weights have random ones; `image_size` is another than the model's usual one.
     """
     if dtype not in DTYPES:
         raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     if name == EMBEDDED:
         model = _embedded(weights, pretrained, image_size)
+    elif (make := named(name)) is not None:
+        model = make(weights, pretrained, random, image_size)
     else:
         model = _timm(name, weights, pretrained, random, image_size)
     try:
@@ -53,15 +58,20 @@ def _embedded(weights: Path | None, pretrained: bool, image_size: int | None) ->
 def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
     import timm
 
+    # A folder holds its weights.
+    pretrained = pretrained or name.startswith("local-dir:")
     if weights is not None and pretrained:
         raise BadOption("give either --weights FILE or --pretrained, not both")
     if weights is None and not pretrained and not random:
         raise BadOption(
             f"{name} needs weights: --weights FILE.safetensors for a local file, or --pretrained to download timm's"
         )
-    if name.split(".")[0] not in timm.list_models():
+    if not name.startswith(HUBS) and name.split(".")[0] not in timm.list_models():
         near = timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]
-        raise BadOption(f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}")
+        raise BadOption(
+            f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}. Models of "
+            f"other libraries are named {' or '.join(f'{library}:…' for library in MAKERS)}."
+        )
     size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     try:
         model = timm.create_model(name, pretrained=pretrained, **size)
@@ -69,12 +79,15 @@ def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image
         what = "with pretrained weights" if pretrained else f"for images of {image_size} pixels"
         raise BadWeights(f"timm could not make {name!r} {what}: {error}") from error
     if weights is not None:
-        load_weights(model, weights)
+        load_weights(model, weights, resample=image_size is not None)
     return model
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Fill the model from a safetensors file whose keys and shapes fit exactly."""
+def load_weights(model: nn.Module, path: Path, *, resample: bool = False) -> None:
+    """Fill the model from a safetensors file whose keys and shapes fit exactly.
+
+    `resample` lets the positions be those of another image size.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -82,6 +95,8 @@ def load_weights(model: nn.Module, path: Path) -> None:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BadWeights(f"cannot read {path} as safetensors: {error}") from error
+    if resample and "pos_embed" in tensors:
+        tensors = {**tensors, "pos_embed": _resampled(model, tensors["pos_embed"])}
     own = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     missing = sorted(set(own) - set(tensors))
     unknown = sorted(set(tensors) - set(own))
@@ -96,6 +111,17 @@ def load_weights(model: nn.Module, path: Path) -> None:
             f"{unknown[:3]}, {len(shapes)} of another shape {shapes[:3]}. Is it for another model?"
         )
     model.load_state_dict(tensors)
+
+
+def _resampled(model: Any, positions: Tensor) -> Tensor:
+    """Learned positions for the number of patches that a timm model has now."""
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
+    wanted = getattr(model, "pos_embed", None)
+    if wanted is None or positions.dim() != 3 or positions.shape == wanted.shape:
+        return positions
+    prefix = 0 if model.no_embed_class else model.num_prefix_tokens
+    return resample_abs_pos_embed(positions, list(model.patch_embed.grid_size), num_prefix_tokens=prefix)
 
 
 @dataclass(frozen=True)
@@ -122,13 +148,23 @@ class Drawn:
 
 
 def load_data(
-    model: nn.Module, data: str, *, seed: int, batch_size: int, workers: int, limit: int | None
+    model: nn.Module,
+    data: str,
+    *,
+    seed: int,
+    batch_size: int,
+    workers: int,
+    limit: int | None,
+    labelled: bool = True,
 ) -> "Readable | Drawn":
-    """Batches of (images, labels) from a folder, or drawn by the embedded generator."""
+    """Batches of (images, labels) from a folder, or drawn by the embedded generator.
+
+    Unless `labelled`, the folder's classes need not be the model's.
+    """
     if batch_size < 1:
         raise BadOption(f"--batch-size must be at least 1; got {batch_size}")
     if limit is not None and limit < 1:
         raise BadOption(f"--images must be at least 1; got {limit}")
     if data == EMBEDDED:
         return Drawn(limit if limit is not None else 1024, seed, batch_size)
-    return Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=limit))
+    return Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=limit, labelled=labelled))

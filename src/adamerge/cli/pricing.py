@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from adamerge.cli.flags import EMBEDDED
+from adamerge.cli.loading import load_model
 from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
@@ -18,7 +18,7 @@ from adamerge.models.surgery import apply, trace
 
 def price(name: str, recipe: Recipe) -> Iterator[str]:
     """Lines with both costs, unmerged and under `recipe`, for an image of average redundancy."""
-    model = _untrained(name)
+    model = load_model(name, None, False, "cpu", "fp32", random=True)
     prices, image = meter(model), find_host(model).image
     full = prices.unmerged()
     yield f"{name}: {prices.patches} patch tokens + {prices.prefix} prefix, {len(prices.blocks)} blocks"
@@ -58,15 +58,3 @@ def _line(label: str, price: Cost, full: Cost) -> str:
     changes = f"({paper / full.paper.item() - 1:+.1%} / {true / full.true.item() - 1:+.1%})"
     text = f"{label:>9}: {paper / 1e9:.3f} GMACs in the paper's count, {true / 1e9:.3f} true"
     return text if price is full else f"{text} {changes}"
-
-
-def _untrained(name: str) -> nn.Module:
-    if name == EMBEDDED:
-        from adamerge.embedded import build
-
-        return build().eval()
-    import timm
-
-    if name.split(".")[0] not in timm.list_models():
-        raise BadOption(f"timm has no model {name!r}; see timm.list_models('vit*')")
-    return timm.create_model(name).eval()

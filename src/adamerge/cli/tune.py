@@ -62,7 +62,9 @@ def tune(
         # Refuse what means nothing before images are read.
         Target(cut=cut, gmacs=gmacs)
     net = load_model(model, weights, pretrained, device, dtype)
-    shown = load_data(net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit)
+    shown = load_data(
+        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
+    )
     images = [batch for batch, _ in shown]
     complaint = shown.complaint()
     if complaint is not None and not skip_bad:

@@ -63,7 +63,7 @@ class Sequential:
     def __call__(self, evidence: Evidence) -> Sides:
         n, counts = evidence.raw.shape[1], evidence.counts[:, None]
         half = counts // 2
-        source = torch.arange(n // 2, device=half.device).expand(len(half), -1)
+        source = torch.arange(n // 2, device=half.device).expand(half.shape[0], -1)
         target = torch.arange(n - n // 2, device=half.device) + half
         return Sides(source, target.clamp_max(n - 1), source < half, target < counts)
 
@@ -85,8 +85,8 @@ class Alternating:
     def __call__(self, evidence: Evidence) -> Sides:
         n, counts = evidence.raw.shape[1], evidence.counts[:, None]
         first = evidence.prefix % 2 if self.from_prefix else 0
-        source = torch.arange(first, n, 2, device=counts.device).expand(len(counts), -1)
-        target = torch.arange(1 - first, n, 2, device=counts.device).expand(len(counts), -1)
+        source = torch.arange(first, n, 2, device=counts.device).expand(counts.shape[0], -1)
+        target = torch.arange(1 - first, n, 2, device=counts.device).expand(counts.shape[0], -1)
         # A lone token has nobody to merge with, on whichever side it falls.
         return Sides(source, target, (source < counts) & (counts > 1), target < counts, half=self.from_prefix)
 

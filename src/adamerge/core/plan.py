@@ -37,7 +37,7 @@ class Plan:
         """The same plan for a sequence that starts with `prefix` tokens nobody merges."""
         if prefix == 0:
             return self
-        head = torch.arange(prefix, device=self.slot.device).expand(len(self.slot), prefix)
+        head = torch.arange(prefix, device=self.slot.device).expand(self.slot.shape[0], prefix)
         slot = torch.where(self.slot < 0, -1, self.slot + prefix)
         return Plan(torch.cat([head, slot], 1), self.count + prefix, self.width + prefix, self.ragged)
 
@@ -51,12 +51,12 @@ def keep_all(b: int, n: int, device: torch.device) -> Plan:
 def tally(value: PerToken, plan: Plan) -> Float[Tensor, "b m"]:
     """Sum a per-token number over each slot."""
     value = torch.where(plan.slot < 0, 0, value)
-    return value.new_zeros(len(value), plan.width).scatter_add(1, plan.slot.clamp_min(0), value)
+    return value.new_zeros(value.shape[0], plan.width).scatter_add(1, plan.slot.clamp_min(0), value)
 
 
 def first(number: Slots, plan: Plan) -> Int[Tensor, "b m"]:
     """The smallest of a per-token whole number in each slot; 0 in padding."""
-    start = number.new_full((len(number), plan.width), torch.iinfo(number.dtype).max)
+    start = number.new_full((number.shape[0], plan.width), torch.iinfo(number.dtype).max)
     number = torch.where(plan.slot < 0, torch.iinfo(number.dtype).max, number)
     low = start.scatter_reduce(1, plan.slot.clamp_min(0), number, "amin")
     return torch.where(low == torch.iinfo(number.dtype).max, 0, low)

@@ -66,7 +66,7 @@ def at_places(table: Tensor, place: Slots) -> Tensor:
 
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
     """A batch as it enters the first block."""
-    b, n = len(x), x.shape[1] - prefix
+    b, n = x.shape[0], x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
     everyone = keep_all(b, n, x.device)
     return State(x, size, everyone.slot, prefix, class_token, everyone)

@@ -25,7 +25,7 @@ class LayerTrace:
     def merged_salience(self) -> Float[Tensor, "b m"]:
         """The salience of the tokens after the merge: the greatest of each token's members, eq. (6) (D12)."""
         slot = self.plan.slot
-        lowest = self.salience.new_full((len(slot), self.plan.width), float("-inf"))
+        lowest = self.salience.new_full((slot.shape[0], self.plan.width), float("-inf"))
         seen = torch.where(slot < 0, float("-inf"), self.salience)
         best = lowest.scatter_reduce(1, slot.clamp_min(0), seen, "amax")
         return torch.where(best.isneginf(), 0, best)

@@ -22,7 +22,7 @@ from adamerge.flops import meter
 from adamerge.images import Images, batches
 from adamerge.methods import none
 from adamerge.models.embedding import embed
-from adamerge.models.host import find_host
+from adamerge.models.host import Host, find_host
 from adamerge.models.surgery import borrowed
 from adamerge.runtime import padded
 from adamerge.solve import Sense
@@ -56,12 +56,7 @@ class Bench:
         if not images:
             raise BadImages("there are no images to tune on; pass at least one batch")
         self.model, self.host = model, find_host(model)
-        if self.host.calls.tables is not None or isinstance(self.host.container, nn.ModuleList):
-            raise UnsupportedModel(
-                f"tuning runs a model's blocks itself, which it cannot yet do for {type(model).__name__}: it hands its "
-                "blocks more than tokens, or loops over them one by one. Use adamerge.presets.protect with "
-                "adamerge.calibrate, or tune the timm model of the same architecture."
-            )
+        self.entry = self.host.entry or model
         self.sense: Sense = sense
         self.sweeps = 0
         self.prices = meter(model)
@@ -70,9 +65,11 @@ class Bench:
             self.host.put(self.host.container)
             parameter = next(model.parameters())
             self.images = [batch.to(parameter.device, parameter.dtype) for batch in images]
-            self.starts = [self._start(batch) for batch in self.images]
-            outputs = [model(batch) for batch in self.images]
-            self.loss: Loss = _kind(loss, model, outputs[0])
+            embedded = [embed(self.host, model, batch) for batch in self.images]
+            self.starts, self.tables = [state for state, _ in embedded], embedded[0][1]
+            answers = [self._answer(batch) for batch in self.images]
+            outputs = [output for output, _ in answers]
+            self.loss: Loss = _kind(loss, outputs[0], answers[0][1])
             self.reads_patches = self.loss == "features" or self._patches_matter()
             tokens = [self._unmerged(start) for start in self.starts] if self.loss == "features" else None
             self.wanted = [self._judged(out, None if tokens is None else tokens[i]) for i, out in enumerate(outputs)]
@@ -98,7 +95,7 @@ class Bench:
                 view = host.views[layer]
                 seen = []
                 for at, state in enumerate(states):
-                    heads = None
+                    heads, state = None, replace(state, tables=self.tables[layer])
                     if recipe.site == "after_attention":
                         state, heads = padded.attention(state, view, recipe)
                     states[at] = state
@@ -126,8 +123,8 @@ class Bench:
         compared, choices = [], []
         for batch, state, wanted in zip(self.images, states, self.wanted, strict=True):
             tokens = padded.finish(state)
-            self.host.put(_Given(tokens))
-            judged = self._judged(self.model(batch), tokens if self.loss == "features" else None)
+            self.host.put(_Given(tokens, self.host))
+            judged = self._judged(self._answer(batch)[0], tokens if self.loss == "features" else None)
             compared.append(_compare(wanted, judged))
             choices.append(judged[0].argmax(1))
         counts = torch.cat([torch.stack([step.plan.count for step in state.steps], 1) for state in states])
@@ -136,24 +133,31 @@ class Bench:
             return Outcome(recipe, found[:, 0], macs, counts.cpu(), choice=torch.cat(choices).cpu())
         return Outcome(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
 
-    def _start(self, batch: Tensor) -> padded.State:
-        return embed(self.host, self.model, batch)[0]
+    def _answer(self, batch: Tensor) -> tuple[Any, bool]:
+        """What the model gives for each image, and whether that is logits."""
+        output: Any = self.entry(batch)
+        if isinstance(output, Tensor):
+            # A tower gives features, whatever stands behind it; timm says so by having no classes.
+            return output, self.host.entry is None and getattr(self.model, "num_classes", output.shape[-1]) > 1
+        # transformers gives what it has a name.
+        logits = getattr(output, "logits", None)
+        return (getattr(output, "pooler_output", output), False) if logits is None else (logits, True)
 
     def _unmerged(self, state: padded.State) -> Tensor:
-        for view in self.host.views:
-            state, _ = padded.attention(state, view, none())
+        for view, tables in zip(self.host.views, self.tables, strict=True):
+            state, _ = padded.attention(replace(state, tables=tables), view, none())
             state = replace(state, x=state.x + view.mlp(state.x))
         return state.x
 
     def _patches_matter(self) -> bool:
         """Whether anything after the blocks looks at the patches: where not, they need not survive the last one."""
         image = self.images[0][:1]
-        tokens = self._unmerged(self._start(image))
+        tokens = self._unmerged(embed(self.host, self.model, image)[0])
         blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
         outputs = []
         for given in (tokens, blank):
-            self.host.put(_Given(given))
-            outputs.append(self.model(image))
+            self.host.put(_Given(given, self.host))
+            outputs.append(self._answer(image)[0])
         self.host.put(self.host.container)
         return not torch.equal(*outputs)
 
@@ -191,14 +195,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _kind(loss: Loss | None, model: nn.Module, output: Any) -> Loss:
+def _kind(loss: Loss | None, output: Any, logits: bool) -> Loss:
     if not isinstance(output, Tensor) or output.dim() != 2:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise UnsupportedModel(
             f"tuning needs a model that gives one row for each image, logits or features; got {shape}"
         )
     if loss is None:
-        return "kl" if getattr(model, "num_classes", output.shape[1]) > 1 else "features"
+        return "kl" if logits else "features"
     if loss not in get_args(Loss):
         raise BadOption(f"loss must be one of {', '.join(get_args(Loss))}; got {loss!r}")
     return loss
@@ -239,14 +243,22 @@ class _Linked:
 
 
 class _Given(nn.Module):
-    """Stands where the blocks are and gives the tokens they would have given."""
+    """Stands where the blocks are and gives the tokens they would have given: once, to a host that loops over them."""
 
-    def __init__(self, tokens: Tensor):
+    def __init__(self, tokens: Tensor, host: Host):
         super().__init__()
-        self.tokens = tokens
+        self.tokens, self.tuples = tokens, host.calls.tuples
+        # In a tuple, so that it is not registered: the host's own blocks, for those who look at one.
+        self.container = (host.container,)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.tokens
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (self.tokens,) if self.tuples else self.tokens
 
     def __iter__(self) -> Iterator["_Given"]:
         yield self
+
+    def __len__(self) -> int:
+        return len(list(self.container[0].children()))
+
+    def __getitem__(self, which: int | slice) -> Any:
+        return [self] if isinstance(which, slice) else list(self.container[0].children())[which]

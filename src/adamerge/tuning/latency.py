@@ -53,14 +53,14 @@ def cut_of(bench: Bench, ratio: float) -> float:
 
 def _ratio(bench: Bench, recipe: Recipe) -> float:
     """The merged model's time over the unmerged one's: medians over repeats that take turns."""
-    model, batch = bench.model, bench.images[0]
+    model, entry, batch = bench.model, bench.entry, bench.images[0]
     times: tuple[list[float], list[float]] = ([], [])
     with borrowed(model), torch.inference_mode():
         for _ in range(REPEATS):
             bench.host.put(bench.host.container)
-            times[0].append(_seconds(model, batch))
+            times[0].append(_seconds(entry, batch))
             apply(model, recipe)
-            times[1].append(_seconds(model, batch))
+            times[1].append(_seconds(entry, batch))
     # The first of each warms up.
     return statistics.median(times[1][1:]) / statistics.median(times[0][1:])
 

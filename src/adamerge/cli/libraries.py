@@ -1,0 +1,130 @@
+"""Models of other libraries than timm, as the command line names them: `transformers:FOLDER` and `torchvision:NAME`."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from adamerge.core.errors import BadOption, BadWeights
+
+# A model keeps its preprocessing where timm's models do, so that images are read for all of them in one way.
+PREPROCESSING = "pretrained_cfg"
+# Pillow's numbers of filters, as transformers writes them.
+FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+
+
+def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Module] | None":
+    """What makes the model of a name that starts with its library, from weights, pretrained, random and image_size."""
+    library, colon, rest = name.partition(":")
+    if not colon or library not in MAKERS:
+        return None
+    if not rest:
+        raise BadOption(f"{name} names no model; {library}: is followed by {MAKERS[library][1]}")
+    make = MAKERS[library][0]
+    return lambda weights, pretrained, random, image_size: make(rest, weights, pretrained, random, image_size)
+
+
+def _transformers(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
+    """A folder that `save_pretrained` wrote, or a model of the hub; both bring their own weights."""
+    import transformers
+
+    local = Path(name).is_dir()
+    if weights is not None:
+        raise BadOption("a model of transformers is loaded with its own weights; leave --weights out")
+    if image_size is not None:
+        raise BadOption("a model of transformers has the image size of its configuration; leave --image-size out")
+    if not local and not pretrained and not random:
+        raise BadOption(
+            f"{name!r} is no folder here; give the folder that save_pretrained wrote, or --pretrained to download the "
+            "model of that name from the hub"
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(name)
+        (architecture, *_) = config.architectures or ["AutoModel"]
+        kind: Any = getattr(transformers, architecture, None)
+        if kind is None:
+            raise BadOption(f"transformers {transformers.__version__} has no {architecture}, which {name} is made of")
+        model = kind.from_pretrained(name) if local or pretrained else kind(config)
+    except (OSError, ValueError, KeyError) as error:  # no such repository, no network, damaged or missing files
+        raise BadWeights(f"transformers could not load {name!r}: {error}") from error
+    setattr(model, PREPROCESSING, _processor(name))
+    model.num_classes = getattr(config, "num_labels", 0) if "Classification" in architecture else 0
+    return model
+
+
+def _processor(name: str) -> dict[str, Any]:
+    """The preprocessing of a model's image processor in timm's words."""
+    from transformers import AutoImageProcessor
+
+    try:
+        made: dict[str, Any] = AutoImageProcessor.from_pretrained(name).to_dict()
+    except (OSError, ValueError):
+        warnings.warn(
+            f"{name} has no image processor beside it; images are cropped and normalised as is usual for ImageNet. "
+            "processor.save_pretrained(folder) writes one.",
+            stacklevel=2,
+        )
+        return {}
+    size, crop = dict(made.get("size") or {}), dict(made.get("crop_size") or {})
+    edge = size.get("shortest_edge")
+    cropped = made.get("do_center_crop") and edge and crop.get("height")
+    plain = not made.get("do_normalize", True)
+    return {
+        "mean": (0.0,) * 3 if plain else tuple(made["image_mean"]),
+        "std": (1.0,) * 3 if plain else tuple(made["image_std"]),
+        "interpolation": FILTERS.get(int(made.get("resample", 3)), "bicubic"),
+        "crop_pct": crop["height"] / edge if cropped else 1.0,
+        # Without a crop, images are squeezed into the square whatever their shape.
+        "crop_mode": "center" if cropped else "squash",
+    }
+
+
+def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
+    """A model by torchvision's name; a name such as `vit_b_16.IMAGENET1K_SWAG_E2E_V1` chooses among its weights."""
+    from torchvision import models
+
+    from adamerge.cli.loading import load_weights
+
+    kind, _, tag = name.partition(".")
+    if kind not in models.list_models():
+        near = ", ".join(models.list_models(include="vit*"))
+        raise BadOption(f"torchvision has no model {kind!r}; supported are {near}")
+    if weights is not None and pretrained:
+        raise BadOption("give either --weights FILE or --pretrained, not both")
+    if weights is None and not pretrained and not random:
+        raise BadOption(
+            f"{name} needs weights: --weights FILE.safetensors for a local file, or --pretrained to download "
+            "torchvision's"
+        )
+    known: Any = models.get_model_weights(kind)
+    if tag and tag not in known.__members__:
+        raise BadOption(f"{kind} has no weights {tag!r}; choose from {', '.join(known.__members__)}")
+    entry = known[tag] if tag else known.DEFAULT
+    transform = entry.transforms()
+    (crop,), (edge,) = transform.crop_size, transform.resize_size
+    try:
+        model: Any = models.get_model(kind, weights=entry if pretrained else None, image_size=image_size or crop)
+    except (OSError, TypeError, ValueError) as error:  # downloads fail, and other models take no image size
+        raise BadWeights(f"torchvision could not make {name!r}: {error}") from error
+    if weights is not None:
+        load_weights(model, weights)
+    setattr(
+        model,
+        PREPROCESSING,
+        {
+            "mean": tuple(transform.mean),
+            "std": tuple(transform.std),
+            "interpolation": transform.interpolation.value,
+            "crop_pct": crop / edge,
+        },
+    )
+    return model
+
+
+# Library -> what makes a model of it, and what stands behind the colon.
+MAKERS = {
+    "transformers": (_transformers, "a folder that save_pretrained wrote, or a name on the hub"),
+    "torchvision": (_torchvision, "one of its names, such as vit_b_16"),
+}
