@@ -18,7 +18,7 @@ from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
 from adamerge.models import roads
 from adamerge.models.surgery import applied
 from adamerge.presets import protect
-from adamerge.runtime import fused
+from adamerge.runtime import fused, wait
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -123,5 +123,6 @@ def test_counts_under_capture_stay_on_the_device(monkeypatch):
     with_kernels(model)
     with torch.inference_mode():
         expected = model(images)
-        monkeypatch.setattr(fused, "capturing", lambda x: True)
+        for room in (fused, wait):
+            monkeypatch.setattr(room, "capturing", lambda x: True)
         torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)

@@ -16,7 +16,7 @@ from torch.nn.functional import gelu, linear
 
 from adamerge.core.plan import Plan
 from adamerge.core.recipe import Recipe
-from adamerge.core.types import AllTokens, Counts
+from adamerge.core.types import AllTokens
 from adamerge.runtime import packed
 from adamerge.runtime.fusion import Fusion, recognise
 from adamerge.runtime.kernels.affinity import affinity
@@ -35,6 +35,7 @@ from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, pad
 from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import Affine, Norm, Numbers, Plain, View
+from adamerge.runtime.wait import Wait, capturing
 
 # Where a pass has handed its tokens on, so that they are freed as soon as nobody needs them.
 EMPTY = packed.start(torch.empty(0, 0, 0), 0)
@@ -268,44 +269,6 @@ class Pass:
             branch, gamma = self._linear(state, hidden, numbers.fc2), numbers.gamma2
         x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=decides)
         return replace(state, x=x, normed=normed, inverse=inverse)
-
-
-class Wait:
-    """The counts of a merge on their way back from the device; there is nothing to wait for where they are known."""
-
-    def __init__(self, counts: Counts, layout: Layout, merges: int | None):
-        self.merges = merges if layout.uniform else None
-        self.host, self.event = None, None
-        if self.merges is None and not capturing(counts):
-            self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
-            self.host.copy_(counts, non_blocking=True)
-            if counts.is_cuda:
-                self.event = torch.cuda.Event()
-                self.event.record()
-
-    def over(self, state: State) -> State:
-        """The state with as many rows as there are tokens."""
-        layout = state.layout
-        if self.merges is not None:
-            longest = layout.longest - self.merges
-            total, uniform = layout.images * longest, True
-        elif self.host is None:
-            return state
-        else:
-            if self.event is not None:
-                self.event.synchronize()
-            counts = self.host.tolist()
-            longest, total = max(counts) + layout.prefix, sum(counts) + layout.prefix * len(counts)
-            uniform = total == longest * len(counts)
-        layout = replace(layout, total=total, longest=longest, uniform=uniform)
-        normed = None if state.normed is None else state.normed[:total]
-        logs = None if state.logs is None else state.logs[:total]
-        return replace(state, x=state.x[:total], size=state.size[:total], logs=logs, normed=normed, layout=layout)
-
-
-def capturing(x: Tensor) -> bool:
-    """Whether a CUDA graph is being captured."""
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _logs(state: State, recipe: Recipe) -> PerRow | None:
