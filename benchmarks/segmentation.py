@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from tqdm import tqdm
 
 import adamerge
-from adamerge.core.stats import write_atomically
+from adamerge.core.files import write_atomically
 from adamerge.embedded import CLASSES, load, preprocess, scenes
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED, TRAINING_SEED
 from adamerge.flops import meter

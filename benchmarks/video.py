@@ -17,7 +17,7 @@ from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 from transformers import __version__ as VERSION
 
 import adamerge
-from adamerge.core.stats import write_atomically
+from adamerge.core.files import write_atomically
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome

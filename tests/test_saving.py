@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import adamerge
 from adamerge.core.errors import BadOption, NotApplied
+from adamerge.core.recipe import Recipe
 from adamerge.methods import METHODS, tome
 from adamerge.methods import adamerge as published
 from adamerge.solve import make
@@ -70,21 +71,33 @@ def test_what_is_nowhere_is_refused_with_both_places(monkeypatch):
 
 
 def test_a_folder_without_a_recipe_and_damaged_files_are_refused(tmp_path):
-    with pytest.raises(BadOption, match=r"cannot read the recipe .*adamerge\.json.* adamerge\.save_recipe writes"):
+    with pytest.raises(BadOption, match=r"cannot read the recipe .*adamerge\.json.* Make it with .*\.save_recipe"):
         adamerge.load_recipe(tmp_path)
     path = adamerge.save_recipe(tome(3), tmp_path)
     path.write_text(path.read_text()[:-20])
     with pytest.raises(BadOption, match="cannot read the recipe"):
         adamerge.load_recipe(tmp_path)
     path.write_text(json.dumps({"schema": 9}))
-    with pytest.raises(BadOption, match=r"must have schema 1, as .*; it has 9"):
+    with pytest.raises(BadOption, match=r"\.json: a recipe's file has schema 1 and a recipe; this one has schema 9"):
         adamerge.load_recipe(tmp_path)
     path.write_text(json.dumps([1]))
-    with pytest.raises(BadOption, match="it has 'list'"):
+    with pytest.raises(BadOption, match="this describes tuple"):
         adamerge.load_recipe(tmp_path)
     path.write_text(json.dumps({"schema": 1, "recipe": {"part": "Fixed", "r": 2}}))
-    with pytest.raises(BadOption, match="holds no recipe but Fixed"):
+    with pytest.raises(BadOption, match="this describes Fixed"):
         adamerge.load_recipe(tmp_path)
+
+
+def test_whatever_wrote_the_file_every_reader_reads_it(tmp_path):
+    """Files of earlier versions among them: what `Recipe.save` wrote was bare."""
+    recipe = published(6.0, STATS)
+    recipe.save(tmp_path / "recipe.json")
+    assert (tmp_path / "recipe.json").read_bytes() == adamerge.save_recipe(recipe, tmp_path).read_bytes()
+    (tmp_path / "bare.json").write_text(recipe.to_json())
+    for name in ("recipe.json", "adamerge.json", "bare.json"):
+        text = (tmp_path / name).read_text()
+        assert Recipe.load(tmp_path / name) == adamerge.load_recipe(tmp_path / name) == recipe
+        assert Recipe.from_json(text) == recipe
 
 
 def test_only_a_merged_model_has_a_recipe(tmp_path):

@@ -169,7 +169,7 @@ def test_a_recipe_is_one_file_that_apply_takes(model, images, found, tmp_path):
     path = tmp_path / "recipe.json"
     found.recipe.save(path)
     assert Recipe.load(path) == found.recipe
-    assert json.loads(path.read_text())["part"] == "Recipe"
+    assert json.loads(path.read_text())["recipe"]["part"] == "Recipe"
     adamerge.apply(model, path)
     assert applied(model).recipe == found.recipe
     adamerge.apply(model, str(path))

@@ -20,8 +20,8 @@ from tqdm import tqdm
 import adamerge
 from adamerge.bootstrap import Result, Row, make_rows, to_csv, to_markdown
 from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import write_atomically
 from adamerge.evaluate import judge, time_logits
 from adamerge.flops import meter
 from adamerge.images import Images, batches, number_of_batches

@@ -10,8 +10,8 @@ from rich.table import Table
 from torch import nn
 
 from adamerge.calibrate import calibrate
+from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import write_atomically
 from adamerge.embedded import CLASSES, Scenes, load, preprocess, scenes
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
 from adamerge.evaluate import evaluate

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adamerge.core.errors import AdamergeError, BadStats
-from adamerge.core.stats import LayerStats, write_atomically
+from adamerge.core.files import write_atomically
+from adamerge.core.stats import LayerStats
 
 STATS = LayerStats(
     mean=(0.25, -0.5),
@@ -124,7 +125,7 @@ def test_a_binary_file_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["", "mean: 3", '{"schema": 1, "mean": [0.1'])
 def test_a_file_that_is_not_json_is_refused(tmp_path, text):
     (tmp_path / "stats.json").write_text(text)
-    with pytest.raises(BadStats, match=r"stats.json is not JSON \(.*\)\. Make it again with `adamerge calibrate`\."):
+    with pytest.raises(BadStats, match=r"stats\.json: it is not JSON \(.*\)\. Make them with `adamerge calibrate`\."):
         LayerStats.load(tmp_path / "stats.json")
 
 

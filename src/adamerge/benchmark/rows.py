@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from adamerge.core.errors import BadOption
-from adamerge.core.stats import write_atomically
+from adamerge.core.files import write_atomically
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def evaluate(
     """Accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import RECIPE, read_recipe
-    from adamerge.core.stats import write_atomically
+    from adamerge.core.files import write_atomically
     from adamerge.embedded.scenes import TEST_SEED
     from adamerge.evaluate import evaluate as judge
     from adamerge.versions import versions

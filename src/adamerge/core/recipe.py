@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -13,12 +12,16 @@ from torch import Tensor
 from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence, Widths
+from adamerge.core.files import read_json, write_atomically
 from adamerge.core.match import Links, Matching, no_links
 from adamerge.core.parts import from_json, part, to_json
 from adamerge.core.plan import Plan, fold
 from adamerge.core.select import Order, select
-from adamerge.core.stats import LayerStats, write_atomically
+from adamerge.core.stats import LayerStats
 from adamerge.core.types import Features, Mask, PerToken
+
+SCHEMA = 1
+ADVICE = "Make it with `adamerge tune` or adamerge.save_recipe, or give a recipe such as adamerge.methods.tome(8)."
 
 Site = Literal["before_block", "after_attention"]
 
@@ -167,20 +170,14 @@ class Recipe:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe with its statistics to a JSON file, whole or not at all."""
-        write_atomically(path, self.to_json() + "\n")
+        write_atomically(path, json.dumps({"schema": SCHEMA, "recipe": to_json(self)}, indent=1) + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Recipe":
         """Read the recipe that `save` wrote."""
+        content = read_json(path, "recipe", ADVICE, BadOption)
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadOption(
-                f"cannot read the recipe {path}: {error}. Make it with `adamerge tune`, or give a method's recipe such "
-                "as adamerge.methods.tome(8)"
-            ) from error
-        try:
-            return Recipe.from_json(text)
+            return _recipe(content)
         except (BadOption, BadStats) as error:
             raise type(error)(f"{path}: {error}") from error
 
@@ -190,18 +187,25 @@ class Recipe:
 
     @staticmethod
     def from_json(text: str) -> "Recipe":
-        """The recipe that `to_json` wrote, also where it stands in the `adamerge.json` beside a model's weights."""
+        """The recipe that `to_json` wrote, or the text of a file that `save` wrote."""
         try:
-            data: Any = json.loads(text)
+            return _recipe(json.loads(text))
         except json.JSONDecodeError as error:
             raise BadOption(
                 f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
             ) from error
-        if isinstance(data, dict) and set(data) == {"schema", "recipe"}:
-            data = data["recipe"]
-        recipe = from_json(data)
-        if not isinstance(recipe, Recipe):
+
+
+def _recipe(content: Any) -> Recipe:
+    """The recipe in JSON data: bare, or as a file has it, under its schema."""
+    if isinstance(content, dict) and "schema" in content:
+        if content["schema"] != SCHEMA or "recipe" not in content:
             raise BadOption(
-                f"a recipe is JSON text as `Recipe.to_json` writes it; this describes {type(recipe).__name__}"
+                f"a recipe's file has schema {SCHEMA} and a recipe; this one has schema {content['schema']!r} and the "
+                f"fields {', '.join(content)}. {ADVICE}"
             )
-        return recipe
+        content = content["recipe"]
+    recipe = from_json(content)
+    if not isinstance(recipe, Recipe):
+        raise BadOption(f"a recipe is JSON text as `Recipe.to_json` writes it; this describes {type(recipe).__name__}")
+    return recipe

@@ -3,16 +3,15 @@
 import json
 import math
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.core.errors import BadImages, BadStats
+from adamerge.core.files import read_json, write_atomically
 from adamerge.core.parts import part
 
 SCHEMA = 1
@@ -80,16 +79,7 @@ class LayerStats:
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "LayerStats":
         """Read what `save` wrote; anything else is refused with the reason."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadStats(
-                f"cannot read the statistics {path}: {error}. Make them with `adamerge calibrate`."
-            ) from error
-        try:
-            content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise BadStats(f"{path} is not JSON ({error}). Make it again with `adamerge calibrate`.") from error
+        content = read_json(path, "statistics", "Make them with `adamerge calibrate`.", BadStats)
         if not isinstance(content, dict) or "schema" not in content:
             raise BadStats(f"{path} has no 'schema': it is not a file that `adamerge calibrate` wrote.")
         if content["schema"] != SCHEMA:
@@ -139,22 +129,3 @@ def summarise(redundancy: Float[Tensor, "b l"], thresholds: Sequence[float] = ()
         raise BadImages("every calibration image gives non-finite features; check the preprocessing and the dtype")
     mean, std = finite.mean(0).tolist(), finite.std(0, correction=0).tolist()
     return LayerStats(tuple(mean), tuple(std), tuple(thresholds), images=len(finite))
-
-
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file so that a reader sees the old content or the new, never a part."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

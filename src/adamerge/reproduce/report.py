@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from adamerge.core.stats import write_atomically
+from adamerge.core.files import write_atomically
 from adamerge.reproduce.claims import Claim
 from adamerge.reproduce.section import Grid, Section
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adamerge.core.errors import BadOption
-from adamerge.core.stats import write_atomically
+from adamerge.core.files import write_atomically
 
 
 class Journal:

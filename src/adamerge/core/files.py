@@ -1,0 +1,38 @@
+"""Files that are read with a reason when they cannot be, and written whole or not at all."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from adamerge.core.errors import AdamergeError
+
+
+def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[AdamergeError]) -> Any:
+    """The content of a JSON file; `error` with `advice` where it cannot be read or is no JSON."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as reason:
+        raise error(f"cannot read the {what} {path}: it is not JSON ({reason}). {advice}") from reason
+    except (OSError, UnicodeDecodeError) as reason:
+        raise error(f"cannot read the {what} {path}: {reason}. {advice}") from reason
+
+
+def write_atomically(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file so that a reader sees the old content or the new, never a part."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
