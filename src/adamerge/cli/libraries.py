@@ -12,7 +12,7 @@ from adamerge.core.errors import BadOption, BadWeights
 # A model keeps its preprocessing where timm's models do, so that images are read for all of them in one way.
 PREPROCESSING = "pretrained_cfg"
 # Pillow's numbers of filters, as transformers writes them.
-FILTERS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Module] | None":

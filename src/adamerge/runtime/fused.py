@@ -199,7 +199,7 @@ class Pass:
         fusion: Fusion,
         choice: Choice,
         branch: Packed | None,
-        gamma: Float[Tensor, "d"] | None,
+        gamma: Float[Tensor, " d"] | None,
         norm: Norm | None,
     ) -> State:
         """Merge as chosen; the arrays keep their length until the counts are back."""

@@ -120,7 +120,7 @@ def merge(
     choice: Choice,
     *,
     branch: Packed | None = None,
-    gamma: Float[Tensor, "d"] | None = None,
+    gamma: Float[Tensor, " d"] | None = None,
     norm: Norm | None = None,
     keep_length: bool = False,
 ) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, "bounds"]]:

@@ -64,7 +64,7 @@ def add(
     x: Packed,
     branch: Packed | None,
     *,
-    gamma: Float[Tensor, "d"] | None = None,
+    gamma: Float[Tensor, " d"] | None = None,
     norm: Norm | None = None,
     inverse: bool = False,
 ) -> tuple[Packed, Packed | None, PerRow | None]:
@@ -92,7 +92,7 @@ def add_reference(
     x: Packed,
     branch: Packed | None,
     *,
-    gamma: Float[Tensor, "d"] | None = None,
+    gamma: Float[Tensor, " d"] | None = None,
     norm: Norm | None = None,
     inverse: bool = False,
 ) -> tuple[Packed, Packed | None, PerRow | None]:
