@@ -100,13 +100,17 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--recipes", type=Path, help="a folder for the tuned recipes")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--append", action="store_true", help="add cuts to the rows that are there")
     arguments = parser.parse_args()
     given = (arguments.model, arguments.weights, False, arguments.device, arguments.dtype)
     model = load_model(*given, image_size=arguments.image_size)
     frontier = Frontier(model, arguments)
-    with (arguments.out or RESULTS / f"frontier-{arguments.model}.csv").open("w", newline="", encoding="utf-8") as file:
+    out: Path = arguments.out or RESULTS / f"frontier-{arguments.model}.csv"
+    going_on = arguments.append and out.exists()
+    with out.open("a" if going_on else "w", newline="", encoding="utf-8") as file:
         table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        table.writeheader()
+        if not going_on:
+            table.writeheader()
         for cut in map(float, arguments.cuts.split(",")):
             for row in frontier.rows(cut):
                 table.writerow(row)

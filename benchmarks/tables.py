@@ -25,6 +25,9 @@ def short_table() -> str:
         "|---|" + "---:|" * 6,
     ]
     lines.append("| | **ViT-Ti/16** | | | **DeiT-Ti/16** | | |")
+    for method, shown in (("tuned", "**`adamerge.tune`**"), ("preset", "**`adamerge.presets.best`**, nothing tuned")):
+        points = [_tuned_cell(model, method, cut)["delta_top1"] for model in MODELS for cut in ("0.2", "0.3", "0.4")]
+        lines.append(f"| {shown} | " + " | ".join(f"**{float(p):+.2f}**" for p in points) + " |")
     for method in SHOWN:
         cells = [_cell(model, method, cut) for model in MODELS for cut in CUTS[1:4]]
         lines.append(f"| {method} | " + " | ".join(f"{float(c['delta_top1']):+.2f}" for c in cells) + " |")
@@ -190,17 +193,21 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     lines = [
         f"### {model}",
         "",
-        f"Tuned on {first['tune_images']} images, judged on {first['judge_images']} others by {loss}; in brackets: on "
-        f"the tuning images. Rivals: {', '.join(rivals)}. {first['dtype']} on {first['device']}, {first['date']}.",
+        f"Judged by {loss}; in brackets: on the tuning images. Rivals: {', '.join(rivals)}. {first['dtype']} on "
+        f"{first['device']}, {first['date']}.",
         "",
-        "| cut | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | ratio | best untuned rival | "
-        "ToMe | points: tuned, rival | passes, seconds |",
-        "|---:|" + "---:|" * 9,
+        "| cut | images: tuned on, judged on | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | "
+        "ratio | best untuned rival | ToMe | points: tuned, rival | passes, seconds |",
+        "|---:|" + "---:|" * 10,
     ]
+    notes = []
     for cut in sorted({row["cut"] for row in found}, key=float):
         here = [row for row in found if row["cut"] == cut]
         (tuned,), (preset,) = ([row for row in here if row["method"] == name] for name in ("tuned", "preset"))
         others = [row for row in here if row["method"] in rivals]
+        absent = sorted(set(rivals) - {row["method"] for row in others})
+        if absent:
+            notes.append(f"Not measured at {float(cut):.0%}: {', '.join(absent)}.")
         # Whoever is best where it counts, also where the tuning images preferred another setting.
         free = min(others, key=_kl)
         plain = min((row for row in others if row["untuned"] == "True"), key=_kl)
@@ -209,12 +216,13 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
             "–" if first["cosine_pooled"] else f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
         )
         lines.append(
-            f"| {float(cut):.0%} | **{_kl(tuned):.4f}** ({float(tuned['tune_kl']):.4f}) | {_kl(preset):.4f} | "
-            f"{free['method']} {_kl(free):.4f} | {_interval(free, 'tuned_minus_this', 4)} | "
-            f"{float(free['tuned_ratio']):.2f} | {plain['method']} {_kl(plain):.4f} | {tome:.4f} | {points} | "
+            f"| {float(cut):.0%} | {tuned['tune_images']}, {tuned['judge_images']} | **{_kl(tuned):.4f}** "
+            f"({float(tuned['tune_kl']):.4f}) | {_kl(preset):.4f} | {free['method']} {_kl(free):.4f} | "
+            f"{_interval(free, 'tuned_minus_this', 4)} | {float(free['tuned_ratio']):.2f} | "
+            f"{plain['method']} {_kl(plain):.4f} | {tome:.4f} | {points} | "
             f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
 
 
 def ablation_table() -> str:
@@ -241,6 +249,12 @@ def _interval(row: dict[str, str], name: str, digits: int) -> str:
 
 def _cell(model: str, method: str, cut: str) -> dict[str, str]:
     (cell,) = [row for row in rows(model) if row["method"] == method and row["budget"] == cut]
+    return cell
+
+
+def _tuned_cell(model: str, method: str, cut: str) -> dict[str, str]:
+    with (RESULTS / f"frontier-{model}.csv").open(encoding="utf-8", newline="") as file:
+        (cell,) = [row for row in csv.DictReader(file) if row["method"] == method and row["cut"] == cut]
     return cell
 
 
