@@ -72,6 +72,14 @@ def test_a_folder_of_transformers_sees_images_as_its_own_processor_makes_them(sa
     torch.testing.assert_close(batch.images, wanted, atol=2.5 / 255 / 0.5, rtol=0)
 
 
+def test_weights_that_would_have_to_be_unpickled_are_not_read(saved, images, capsys):
+    (saved / "model.safetensors").unlink()
+    torch.save({}, saved / "pytorch_model.bin")
+    words = ["--model", f"transformers:{saved}", "--data", str(images), "--method", "tome", "--r", "2"]
+    assert call("eval", *words, "--workers", "0") == 1
+    assert "transformers could not load" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_processor_that_crops_is_followed(saved, images):
     from transformers import AutoImageProcessor, CLIPImageProcessor
 

@@ -46,7 +46,8 @@ def _transformers(name: str, weights: Path | None, pretrained: bool, random: boo
         kind: Any = getattr(transformers, architecture, None)
         if kind is None:
             raise BadOption(f"transformers {transformers.__version__} has no {architecture}, which {name} is made of")
-        model = kind.from_pretrained(name) if local or pretrained else kind(config)
+        # Nothing is unpickled, whatever else lies beside.
+        model = kind.from_pretrained(name, use_safetensors=True) if local or pretrained else kind(config)
     except (OSError, ValueError, KeyError) as error:  # no such repository, no network, damaged or missing files
         raise BadWeights(f"transformers could not load {name!r}: {error}") from error
     setattr(model, PREPROCESSING, _processor(name))
