@@ -188,7 +188,7 @@ def frontier_table() -> str:
 
 def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
     first = found[0]
-    loss = "1 − cosine" if first["cosine_pooled"] else "KL"
+    loss = "1 − cosine, of the class token / of the patches" if first["cosine_pooled"] else "KL"
     rivals = sorted({row["method"] for row in found} - {"tuned", "preset"})
     lines = [
         f"### {model}",
@@ -197,7 +197,8 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
         f"{first['device']}, {first['date']}.",
         "",
         "| cut | images: tuned on, judged on | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | "
-        "ratio | best untuned rival | ToMe | points: tuned, rival | passes, seconds |",
+        f"ratio | best untuned rival | ToMe | {'cosines' if first['cosine_pooled'] else 'points'}: tuned, rival | "
+        "passes, seconds |",
         "|---:|" + "---:|" * 10,
     ]
     notes = []
@@ -212,9 +213,9 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
         free = min(others, key=_kl)
         plain = min((row for row in others if row["untuned"] == "True"), key=_kl)
         tome = min((_kl(row) for row in others if row["method"] == "tome"), default=float("nan"))
-        points = (
-            "–" if first["cosine_pooled"] else f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
-        )
+        points = f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
+        if first["cosine_pooled"]:
+            points = f"{_cosines(tuned)}, {_cosines(free)}"
         lines.append(
             f"| {float(cut):.0%} | {tuned['tune_images']}, {tuned['judge_images']} | **{_kl(tuned):.4f}** "
             f"({float(tuned['tune_kl']):.4f}) | {_kl(preset):.4f} | {free['method']} {_kl(free):.4f} | "
@@ -223,6 +224,29 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
             f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
         )
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _cosines(row: dict[str, str]) -> str:
+    """Of the pooled output, which is the class token's, and of the patches."""
+    return f"{float(row['cosine_pooled']):.3f} / {float(row['cosine_patches']):.3f}"
+
+
+def gap_table() -> str:
+    """How far ahead of ToMe the tuned recipe is, by cut."""
+    lines = [
+        "| model | cut | KL: tuned − ToMe [95 %] | points: tuned − ToMe [95 %] | KL: tuned / ToMe |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for model in MODELS:
+        with (RESULTS / f"frontier-{model}.csv").open(encoding="utf-8", newline="") as file:
+            found = [row for row in csv.DictReader(file) if row["method"] == "tome" and row["best"] == "True"]
+        for row in sorted(found, key=lambda row: float(row["cut"])):
+            value, low, high = (float(row[n]) for n in ("tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high"))
+            lines.append(
+                f"| {model} | {float(row['cut']):.0%} | {_interval(row, 'tuned_minus_this', 4)} | "
+                f"{value:+.2f} [{low:+.2f}, {high:+.2f}] | {float(row['tuned_ratio']):.2f} |"
+            )
+    return "\n".join(lines)
 
 
 def ablation_table() -> str:
@@ -276,7 +300,9 @@ def pages() -> dict[Path, str]:
             results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
         ),
         speed: _all_filled(speed, {"speeds": speed_matrix(), "speed": speed_table()}),
-        frontier: _all_filled(frontier, {"frontier": frontier_table(), "ablation": ablation_table()}),
+        frontier: _all_filled(
+            frontier, {"frontier": frontier_table(), "gap": gap_table(), "ablation": ablation_table()}
+        ),
     }
 
 
