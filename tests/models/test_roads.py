@@ -9,6 +9,7 @@ from families import RECIPES, build, pictures
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.methods import tome
+from adamerge.models.roads import triton_obstacle
 from adamerge.models.surgery import applied
 
 
@@ -49,6 +50,18 @@ def test_automatically_a_cpu_takes_the_reference_in_silence():
         expected = adamerge.apply(model, recipe, "reference")(images)
         assert torch.equal(adamerge.apply(model, recipe)(images), expected)
     assert applied(model).switch.runtime == "auto"
+
+
+def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):
+    triton = pytest.importorskip("triton")
+    for version, told in (
+        ("3.9.1+git1", None),
+        ("3.10.0", None),
+        ("3.2.0", "Triton 3.2.0 is older than 3.6, with which"),
+    ):
+        monkeypatch.setattr(triton, "__version__", version)
+        found = triton_obstacle.__wrapped__()
+        assert found is None if told is None else found is not None and found.startswith(told)
 
 
 def test_a_graph_needs_a_cuda_device():

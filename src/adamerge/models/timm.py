@@ -200,15 +200,20 @@ def _views(container: nn.Module) -> Iterator[TimmBlock]:
 def _qkv(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if attn.qkv is None:
         query, key, value = (
-            part(y).unflatten(-1, (-1, attn.head_dim)) for part in (attn.q_proj, attn.k_proj, attn.v_proj)
+            part(y).unflatten(-1, (-1, _head_dim(attn))) for part in (attn.q_proj, attn.k_proj, attn.v_proj)
         )
     else:
-        query, key, value = _packed(attn, y).unflatten(-1, (3, attn.num_heads, attn.head_dim)).unbind(-3)
+        query, key, value = _packed(attn, y).unflatten(-1, (3, attn.num_heads, _head_dim(attn))).unbind(-3)
     query, key = attn.q_norm(query), attn.k_norm(key)
     groups = getattr(attn, "num_kv_groups", 1)
     if groups > 1:
         key, value = key.repeat_interleave(groups, -2), value.repeat_interleave(groups, -2)
     return query, key, value
+
+
+def _head_dim(attn: Any) -> int:
+    # Eva's attention does not keep it in older releases of timm.
+    return attn.proj.in_features // attn.num_heads
 
 
 def _packed(attn: Any, y: Tensor) -> Tensor:
@@ -230,7 +235,7 @@ def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
 def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
     parts = (attn.qkv,) if attn.qkv is not None else (attn.q_proj, attn.k_proj, attn.v_proj)
     qkv, project = sum(part.weight.numel() for part in parts), attn.proj.weight.numel()
-    return BlockShape(parts[0].in_features, attn.num_heads, attn.head_dim, qkv, project, _linear_macs(mlp))
+    return BlockShape(parts[0].in_features, attn.num_heads, _head_dim(attn), qkv, project, _linear_macs(mlp))
 
 
 def _image_shape(model: Any) -> tuple[int, int, int]:
