@@ -29,6 +29,9 @@ def member(request) -> Member:
     return request.param
 
 
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="torch 2.6 cannot follow dataclasses.replace and breaks the graph"
+)
 def test_fixed_budgets_compile_to_one_graph_and_adaptive_ones_in_pieces():
     """How many tokens an image keeps is known only when it runs: with an adaptive budget every layer ends a graph.
 
