@@ -172,7 +172,8 @@ def main(words: Sequence[str] | None = None) -> None:
         source="drawn" if given.data is None else Path(given.data).name,
         out=given.out,
     )
-    Console().print(table(rows))
+    shown = Console()
+    shown.print(table(rows, shown.width))
 
 
 if __name__ == "__main__":

@@ -2,18 +2,18 @@
 
 import csv
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from clocks import run, save_images
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
-from adamerge.benchmark import (
-    append_rows,
-    read_rows,
-)
+from adamerge.benchmark import Row, append_rows, read_rows
+from adamerge.cli.bench import table
 from adamerge.core.errors import AdamergeError, BadOption
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -84,7 +84,6 @@ QUICK = ("--unmerged", "eager", "--rounds", "2", "--images", "2", "--calibration
 
 @pytest.mark.usefixtures("unchecked")
 def test_the_command_adds_rows_and_shows_them(tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     words = ("--batch", "1,2", "--methods", "tome", "--native", "tome:r=8", "--cut", "0.3", "--plot", "speed.png")
     done = call(*words, *QUICK, "--ways", "reference")
@@ -147,3 +146,18 @@ def test_weights_in_a_file_are_called_after_it(tmp_path, monkeypatch):
     done = call(*words, "--batch", "1", "--methods", "", "--native", "tome:r=1", *QUICK)
     assert done.exit_code == 0, done.output
     assert {row.weights for row in read_rows("bench.csv")} == {"tiny.safetensors"}
+
+
+def test_a_table_that_has_no_room_leaves_columns_out_and_cuts_no_word():
+    row = Row(
+        model="vit_base_patch16_224", weights="random", images="drawn", image_size=224, batch=256, dtype="bfloat16",
+        method="adamerge", way="packed graph", ms_p20=19.0, ms_p50=19.1, ms_p80=19.8, speedup=1.22, cut_true=0.209,
+        ideal_true=1.26, device="cpu", versions="{}", date="2026-01-01",
+    )  # fmt: skip
+    shown = {}
+    for width in (80, 132):
+        console = Console(width=width, record=True, file=StringIO())
+        console.print(table([row, replace(row, ms_p50=None, target="cut 23 %", error="OutOfMemoryError: much")], width))
+        shown[width] = console.export_text()
+        assert "…" not in shown[width] and "packed graph" in shown[width] and "OutOfMemory" in shown[width]
+    assert "bfloat16" in shown[132] and "bfloat16" not in shown[80]

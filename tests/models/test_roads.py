@@ -9,8 +9,8 @@ from families import RECIPES, build, pictures
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.methods import tome
-from adamerge.models.roads import triton_obstacle
 from adamerge.models.surgery import applied
+from adamerge.runtime.kernels.launch import too_old
 
 
 def test_an_unknown_runtime_is_refused_and_nothing_changes(unchecked):
@@ -60,7 +60,7 @@ def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):
         ("3.2.0", "Triton 3.2.0 is older than 3.6, with which"),
     ):
         monkeypatch.setattr(triton, "__version__", version)
-        found = triton_obstacle.__wrapped__()
+        found = too_old()
         assert found is None if told is None else found is not None and found.startswith(told)
 
 

@@ -1,4 +1,4 @@
-"""Kernels are tested where Triton is recent enough for them to be used, as `models/roads.py` has it."""
+"""Kernels are tested where Triton is recent enough for them to be used, as `runtime/kernels/launch.py` has it."""
 
 from importlib.metadata import version
 

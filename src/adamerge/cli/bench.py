@@ -1,6 +1,6 @@
 """The command `adamerge bench`: how fast methods are beside the best that the unmerged model can do."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,28 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from adamerge.benchmark import Row
+
+
+# Columns of text that hold the whole table.
+WIDE = 132
+# What a column shows of a row that has times.
+CELLS: "dict[str, Callable[[Row], str]]" = {
+    "batch": lambda row: str(row.batch),
+    "dtype": lambda row: row.dtype,
+    "method": lambda row: row.method,
+    "way": lambda row: row.way,
+    "cut": lambda row: _text(row.cut_true, "{:.1%}"),
+    "ms": lambda row: _text(row.ms_p50, "{:.3f}"),
+    "p20–p80": lambda row: f"{row.ms_p20:.3f}–{row.ms_p80:.3f}",
+    "images/s": lambda row: _text(row.images_per_second, "{:.0f}"),
+    "speed-up": lambda row: _text(row.speedup, "{:.2f}×"),
+    "ideal": lambda row: _text(row.ideal_true, "{:.2f}×"),
+    "reached": lambda row: _text(row.reached_true, "{:.0%}"),
+    "deciding": lambda row: _text(row.deciding, "{:.1%}"),
+    "MB": lambda row: _text(row.own_mb, "{:.0f}"),
+    "waits": lambda row: _text(row.syncs, "{}"),
+}
+NARROW = ("batch", "method", "way", "cut", "ms", "speed-up", "ideal")
 
 
 def bench(
@@ -97,7 +119,7 @@ def bench(
             source=source,
             out=out,
         )
-    console.print(table(rows))
+    console.print(table(rows, console.width))
     for words in dict.fromkeys(f"{row.method}, {row.way}: {row.error}" for row in rows if row.error):
         note(words)
     console.print(f"added {len(rows)} rows to {out}", soft_wrap=True, highlight=False)
@@ -121,35 +143,23 @@ def read_sizes(text: str) -> list[int]:
     return sizes
 
 
-def table(rows: "Sequence[Row]") -> Table:
-    """The rows as a user reads them."""
+def table(rows: "Sequence[Row]", width: int = WIDE) -> Table:
+    """The rows as a user reads them; where there is little room, without what can be looked up in the file."""
     first = rows[0]
     found = Table(title=f"{first.model} ({first.weights}), {first.image_size} pixels, {first.device}")
-    for index, name in enumerate(("batch", "dtype", "method", "way", "cut", "ms", "p20–p80", "images/s", "speed-up")):
-        found.add_column(name, justify="left" if index in (1, 2, 3) else "right")
-    for name in ("ideal", "reached", "deciding", "MB", "waits"):
-        found.add_column(name, justify="right")
+    shown = [name for name in CELLS if width >= WIDE or name in NARROW]
+    for name in shown:
+        found.add_column(name, justify="left" if name in ("dtype", "method", "way") else "right")
     for row in rows:
-        if row.ms_p50 is None:
-            found.add_row(str(row.batch), row.dtype, row.method, row.way, row.target, row.error.partition(":")[0])
-            continue
-        found.add_row(
-            str(row.batch),
-            row.dtype,
-            row.method,
-            row.way,
-            _text(row.cut_true, "{:.1%}"),
-            f"{row.ms_p50:.3f}",
-            f"{row.ms_p20:.3f}–{row.ms_p80:.3f}",
-            _text(row.images_per_second, "{:.0f}"),
-            _text(row.speedup, "{:.2f}×"),
-            _text(row.ideal_true, "{:.2f}×"),
-            _text(row.reached_true, "{:.0%}"),
-            _text(row.deciding, "{:.1%}"),
-            _text(row.own_mb, "{:.0f}"),
-            _text(row.syncs, "{}"),
-        )
+        cells = {name: CELLS[name](row) for name in shown} if row.ms_p50 is not None else _failed(row)
+        found.add_row(*(cells.get(name, "") for name in shown))
     return found
+
+
+def _failed(row: "Row") -> dict[str, str]:
+    """The cells of a contender that has no times."""
+    told = {name: CELLS[name](row) for name in ("batch", "dtype", "method", "way")}
+    return {**told, "cut": row.target, "ms": row.error.partition(":")[0]}
 
 
 def _text(value: float | None, form: str) -> str:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
 Runtime = Literal["auto", "reference", "packed"]
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# That of torch 2.11, the oldest that the kernels were run with; 3.2, that of torch 2.6, cannot interpret them.
-OLDEST_TRITON = (3, 6)
 
 
 @runtime_checkable
@@ -88,7 +85,7 @@ class Switch:
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
             return f"there are no kernels for {x.dtype}"
-        return triton_obstacle() if x.is_cuda else None
+        return _without_kernels() if x.is_cuda else None
 
     def _kernels(self) -> "fused.Road":
         if self._fused is None:
@@ -103,17 +100,13 @@ class Switch:
             warnings.warn(text, stacklevel=2)
 
 
-@cache
-def triton_obstacle() -> str | None:
+def _without_kernels() -> str | None:
     """Why the kernels cannot be compiled here, if so."""
     if find_spec("triton") is None:
         return "Triton is not installed"
-    import triton
+    from adamerge.runtime.kernels.launch import too_old
 
-    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < OLDEST_TRITON:
-        wanted = ".".join(map(str, OLDEST_TRITON))
-        return f"Triton {triton.__version__} is older than {wanted}, with which the kernels were tested"
-    return None
+    return too_old()
 
 
 def _idle(recipe: Recipe) -> bool:

@@ -14,6 +14,17 @@ except ImportError:
     TensorDescriptor = None
 
 
+# That of torch 2.11, the oldest that the kernels were run with; 3.2, that of torch 2.6, cannot interpret them.
+OLDEST = (3, 6)
+
+
+def too_old() -> str | None:
+    """What is wrong with a Triton that the kernels were never run with."""
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST:
+        return None
+    return f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST))}, with which the kernels were tested"
+
+
 def precision(x: Tensor) -> str:
     """How the tensor cores multiply: float32 exactly, as the reference does; half precision has only one way."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
