@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # Columns of text that hold the whole table.
-WIDE = 132
+WIDE = 150
 # What a column shows of a row that has times.
 CELLS: "dict[str, Callable[[Row], str]]" = {
     "batch": lambda row: str(row.batch),
@@ -149,7 +149,7 @@ def table(rows: "Sequence[Row]", width: int = WIDE) -> Table:
     found = Table(title=f"{first.model} ({first.weights}), {first.image_size} pixels, {first.device}")
     shown = [name for name in CELLS if width >= WIDE or name in NARROW]
     for name in shown:
-        found.add_column(name, justify="left" if name in ("dtype", "method", "way") else "right")
+        found.add_column(name, justify="left" if name in ("dtype", "method", "way") else "right", overflow="fold")
     for row in rows:
         cells = {name: CELLS[name](row) for name in shown} if row.ms_p50 is not None else _failed(row)
         found.add_row(*(cells.get(name, "") for name in shown))
