@@ -61,8 +61,8 @@ FIELDS = (
     "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
     "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
     "tuned_minus_this_low", "tuned_minus_this_high", "tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high",
-    "cosine_pooled", "cosine_patches", "sweeps", "seconds", "tune_images", "judge_images", "device", "dtype", "date",
-    "versions",
+    "cosine_pooled", "cosine_patches", "sweeps", "seconds", "tune_images", "sample", "judge_images", "device", "dtype",
+    "date", "versions",
 )  # fmt: skip
 
 
@@ -286,6 +286,7 @@ class Frontier:
             "sweeps": found.sweeps,
             "seconds": round(found.seconds, 2),
             "tune_images": self.bench.number,
+            "sample": self.arguments.sample,
             "judge_images": len(self.labels),
             "device": versions(self.arguments.device)["device"],
             "dtype": self.arguments.dtype,

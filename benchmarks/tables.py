@@ -58,6 +58,16 @@ def long_table(model: str) -> str:
     return "\n".join(lines)
 
 
+def verdict() -> str:
+    """How far published AdaMerge is behind ToMe, in a sentence."""
+    parts = []
+    for model in MODELS:
+        cells = [(cut, _cell(model, "adamerge", cut)) for cut in CUTS]
+        shown = [f"{_interval(cell, 'top1_vs_rival', 2)} at {cut.removeprefix('cut ')}" for cut, cell in cells]
+        parts.append(f"{model} {', '.join(shown)}")
+    return f"{'; '.join(parts)}."
+
+
 def zoo_table() -> str:
     """What is supported: the members of the contract test over all libraries."""
     path = ROOT / "tests" / "models" / "zoo.py"
@@ -251,6 +261,18 @@ def gap_table() -> str:
     return "\n".join(lines)
 
 
+def samples_table() -> str:
+    """What tuning on other images of the same kind gives on the judged ones."""
+    with (RESULTS / "samples-vit_tiny_patch16_224.csv").open(encoding="utf-8", newline="") as file:
+        found = [row for row in csv.DictReader(file) if row["method"] == "tuned"]
+    lines = ["| cut | images | KL, one sample | KL, another sample | apart by |", "|---:|" + "---:|" * 4]
+    for cut in sorted({row["cut"] for row in found}, key=float):
+        one, other = sorted((row for row in found if row["cut"] == cut), key=lambda row: int(row["sample"]))
+        apart = abs(_kl(one) - _kl(other)) / min(_kl(one), _kl(other))
+        lines.append(f"| {float(cut):.0%} | {one['tune_images']} | {_kl(one):.4f} | {_kl(other):.4f} | {apart:.1%} |")
+    return "\n".join(lines)
+
+
 def ablation_table() -> str:
     """What the frontier's family is made of, one change at a time."""
     with (RESULTS / "ablation-frontier.csv").open(encoding="utf-8", newline="") as file:
@@ -299,11 +321,18 @@ def pages() -> dict[Path, str]:
     return {
         readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
         results: _all_filled(
-            results, {"comparison": long, "segmentation": segmentation_table(), "video": video_table()}
+            results,
+            {"verdict": verdict(), "comparison": long, "segmentation": segmentation_table(), "video": video_table()},
         ),
         speed: _all_filled(speed, {"speeds": speed_matrix(), "speed": speed_table()}),
         frontier: _all_filled(
-            frontier, {"frontier": frontier_table(), "gap": gap_table(), "ablation": ablation_table()}
+            frontier,
+            {
+                "frontier": frontier_table(),
+                "gap": gap_table(),
+                "samples": samples_table(),
+                "ablation": ablation_table(),
+            },
         ),
     }
 

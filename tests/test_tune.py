@@ -130,6 +130,17 @@ def test_a_backbone_is_tuned_by_its_features(images):
     assert 0 < found.loss < 1 and found.cut == pytest.approx(0.3, abs=0.005)
 
 
+def test_merging_early_without_sizes_in_the_attention_is_tried(model, images, tmp_path):
+    journal = tmp_path / "tried.jsonl"
+    study(model, images, 0.3, tries=12, progress=False, resume=journal)
+    tried = [json.loads(line)[0] for line in journal.read_text().splitlines()[1:]]
+    early = [recipe for recipe in tried if not recipe["proportional_attention"]]
+    assert early
+    for recipe in early:
+        *rest, _ = recipe["budget"]["r"]
+        assert rest == sorted(rest, reverse=True) and rest[-1] > 0
+
+
 def test_the_last_layer_is_spared_only_where_the_head_reads_it(images):
     assert not Bench(build("vit"), [images]).reads_patches
     assert Bench(build("average_pool"), [images]).reads_patches

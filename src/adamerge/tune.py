@@ -3,7 +3,8 @@
 import hashlib
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from adamerge.tuning.search import OutOfTime, Search, Trial, strengths
 # One image of four is kept out of the search, to see whether what was found holds for others.
 CHECK = 4
 FEWEST = 8
+# By how much rates fall from the first layer to the last where most is merged early.
+FADING = -0.8
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,7 @@ def seek(
             for family in families(host.class_token, static):
                 search.attempt(family, default)
             _open(search, cut)
+            search.improve(_early)
             search.improve(strengths)
             search.walk()
             while search.improve(lambda best: strengths(best, (0.8, 1.25))):
@@ -222,6 +226,12 @@ def _open(search: Search, cut: float) -> None:
     first = begun[min(begun)]
     for other in sorted({0.0, 1.0, 2.0} - {slope}):
         search.attempt(search.best.family, shape(depth, first, other, last))
+
+
+def _early(best: Trial) -> Iterator[tuple[Recipe, Rates]]:
+    """Most merges first and attention that knows no sizes: DINOv2 loses least so once half of its cost is cut."""
+    depth, last = len(best.rates), best.rates[-1] if best.rates[-1] >= ALL else None
+    yield replace(best.family, proportional_attention=False), shape(depth, 0, FADING, last)
 
 
 def _task(bench: Bench, target: Target, seed: int, count: str, static: bool) -> dict[str, Any]:
