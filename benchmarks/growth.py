@@ -17,8 +17,8 @@ import torch
 
 import adamerge
 from adamerge.benchmark import bench
+from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import write_atomically
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
 from adamerge.show.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
@@ -30,9 +30,9 @@ MODEL = "vit_base_patch16_224"
 BATCH, PIXELS, SHARE = 64, 224, 8 / 196
 # Each axis varies one of them: the batch, the pixels, and the share of an image's patches merged in a layer.
 AXES: dict[str, list[dict[str, Any]]] = {
-    "tokens": [{"pixels": pixels} for pixels in (160, 224, 288, 384, 512)],
     "batch": [{"batch": batch} for batch in (1, 4, 16, 64, 256)],
     "cut": [{"share": share / 196} for share in (2, 4, 8, 12, 16)],
+    "tokens": [{"pixels": pixels} for pixels in (160, 224, 288, 384, 512)],
 }
 LABELS = {"tokens": "tokens of an image", "batch": "images of a batch", "cut": "share of the true cost saved"}
 CALIBRATION = 32

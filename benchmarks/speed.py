@@ -4,7 +4,7 @@ Weights are random: there are none of these models here, and time does not depen
 images all the same.  Each batch size is one interleaved run, added to benchmarks/results/bench-MODEL.csv when done.
 Official ToMe takes part where a checkout of it is given.
 
-    python benchmarks/speed.py --data IMAGES --calibration OTHER_IMAGES [--tome ../ToMe] [--parts main,half,large,wide]
+    python benchmarks/speed.py --data IMAGES --calibration OTHER_IMAGES [--tome ../ToMe] [--parts main,equal,half,…]
 """
 
 import argparse
@@ -27,26 +27,30 @@ from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
 from adamerge.models.surgery import apply
 from adamerge.presets import best
+from adamerge.solve import Sense
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CALIBRATION = 48
 UNMERGED = ["graph", "compiled graph"]
-TRIES = 8
+TRIES = 12
+LARGE = 128
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model at some batch sizes.  `cut` is in the paper's count and solved for; otherwise every layer merges `share`
-    of the patches there were, on average where counts adapt."""
+    """A model at some batch sizes.  `cut` is solved for, in the count that `sense` says; otherwise every layer merges
+    `share` of the patches there were, on average where counts adapt."""
 
     model: str
     batches: tuple[int, ...]
     cut: float | None = None
+    sense: Sense = "paper"
     share: float = 0.0
 
 
 PARTS = {
     "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23),
+    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true"),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64,), share=4 / 196),
     "wide": Part("vit_base_patch16_384", (64,), share=8 / 196),
@@ -75,35 +79,39 @@ def measure(part: Part, arguments: argparse.Namespace) -> None:
     model: Any = timm.create_model(part.model).cuda().to(torch.bfloat16).eval()
     images, _ = folder_images(model, arguments.data, max(256, *part.batches), workers=arguments.workers)
     calibration, _ = folder_images(model, arguments.calibration, CALIBRATION, workers=arguments.workers)
-    rows = bench(
-        model,
-        images,
-        entries(model, calibration, part),
-        batch_sizes=part.batches,
-        rounds=arguments.rounds,
-        unmerged=UNMERGED,
-        merged=["packed", "packed graph"],
-        others=None if arguments.tome is None or part.cut is None else others(arguments.tome),
-        name=part.model,
-        weights="random",
-        source=arguments.data.name,
-        out=arguments.out / f"bench-{part.model}.csv",
-        progress=False,
-    )
-    for row in rows:
-        shown = row.error or f"{row.ms_p50:.3f} ms, {row.speedup:.3f} of the best unmerged, true cut {row.cut_true:.1%}"
-        print(row.model, row.batch, row.method, row.way, shown, flush=True)
+    recipes = entries(model, calibration, part)
+    official: Path | None = arguments.tome if part.cut is not None and part.sense == "paper" else None
+    for batch in part.batches:
+        rows = bench(
+            model,
+            images,
+            recipes,
+            batch_sizes=[batch],
+            rounds=arguments.rounds,
+            unmerged=UNMERGED,
+            # Without a graph, small batches wait for launches.
+            merged=["packed", "packed graph"] if batch >= LARGE else ["packed graph"],
+            others=None if official is None else others(official),
+            name=part.model,
+            weights="random",
+            source=arguments.data.name,
+            out=arguments.out / f"bench-{part.model}.csv",
+            progress=False,
+        )
+        for row in rows:
+            shown = row.error or f"{row.ms_p50:.3f} ms, {row.speedup:.3f}×, {row.deciding}, true cut {row.cut_true:.1%}"
+            print(row.model, row.batch, row.method, row.way, shown, flush=True)
 
 
 def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry]:
     """The recipes of a part."""
     if part.cut is not None:
         solved = make_entries(
-            model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense="paper", progress=False
+            model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense=part.sense, progress=False
         )
-        facts: dict[str, Any] = {"target": solved[0].target, "sense": "paper"}
-        preset = best(model, calibration, part.cut, count="paper")
-        tuned = adamerge.tune(model, calibration, part.cut, count="paper", tries=TRIES, progress=False)
+        facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
+        preset = best(model, calibration, part.cut, count=part.sense)
+        tuned = adamerge.tune(model, calibration, part.cut, count=part.sense, tries=TRIES, progress=False)
         return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]
     patches: int = model.patch_embed.num_patches  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
     r = round(part.share * patches, 3)

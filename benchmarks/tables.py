@@ -261,6 +261,21 @@ def gap_table() -> str:
     return "\n".join(lines)
 
 
+def tuning_table() -> str:
+    """How long searches took."""
+    lines = ["| model | cut | device | images | passes over them | seconds |", "|---|---:|---|---:|---:|---:|"]
+    for name in ("samples-vit_tiny_patch16_224", "tuning-cpu"):
+        with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["method"] == "tuned":
+                    where = "2 cores" if row["device"] == "cpu" else row["device"]
+                    lines.append(
+                        f"| {row['model']} | {float(row['cut']):.0%} | {where} | {row['tune_images']} | "
+                        f"{row['sweeps']} | {float(row['seconds']):.0f} |"
+                    )
+    return "\n".join(lines)
+
+
 def samples_table() -> str:
     """What tuning on other images of the same kind gives on the judged ones."""
     with (RESULTS / "samples-vit_tiny_patch16_224.csv").open(encoding="utf-8", newline="") as file:
@@ -330,6 +345,7 @@ def pages() -> dict[Path, str]:
             {
                 "frontier": frontier_table(),
                 "gap": gap_table(),
+                "tuning": tuning_table(),
                 "samples": samples_table(),
                 "ablation": ablation_table(),
             },

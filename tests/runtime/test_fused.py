@@ -1,5 +1,7 @@
 """The road with kernels does what the reference does, on whole models."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,6 +21,7 @@ from adamerge.models import roads
 from adamerge.models.surgery import applied
 from adamerge.presets import protect
 from adamerge.runtime import fused, wait
+from adamerge.runtime.keep import keeping
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -126,3 +129,27 @@ def test_counts_under_capture_stay_on_the_device(monkeypatch):
         for room in (fused, wait):
             monkeypatch.setattr(room, "capturing", lambda x: True)
         torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes():
+    """A graph goes on reading where a batch of its shape lay, whatever the model does in between."""
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    adamerge.apply(model, RECIPES["tome"](model, images), "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        model(images)
+        with keeping() as used:
+            model(images)
+    (road,) = [thing for thing in used if isinstance(thing, fused.Road)]
+    (beginning,) = [thing for thing in used if isinstance(thing, tuple)]
+    offsets = weakref.ref(beginning[1].offsets)
+    with torch.inference_mode():
+        model(images[:1])
+    assert road._beginning is not beginning
+    adamerge.remove(model)
+    del beginning, road
+    gc.collect()
+    assert offsets() is not None
+    used.clear()
+    gc.collect()
+    assert offsets() is None

@@ -1,12 +1,14 @@
 """CUDA graphs: a whole forward pass launched at once, for batches so small that launching takes longest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from adamerge.core.errors import BadImages
+from adamerge.runtime.keep import keeping
 
 # Calls on a side stream before a CUDA graph is captured, so that whatever sets itself up lazily has done so.
 BEFORE_CAPTURE = 3
@@ -15,8 +17,8 @@ BEFORE_CAPTURE = 3
 def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor], Any]:
     """`model` as a CUDA graph for batches shaped like `images`, merged or not, adaptive counts included.
 
-    The result is called like the model, under the same weights; it copies the images to where the graph looks for them,
-    and what it returns is overwritten by the next call.
+    The result is called like the model, with the weights and the recipe that it has now; it copies the images to where
+    the graph looks for them, and what it returns is overwritten by the next call.
     """
     if not images.is_cuda:
         raise BadImages(f"CUDA graphs need images on a CUDA device; these are on {images.device}")
@@ -28,17 +30,27 @@ def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor]
             model(seat)
     here.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
+    with torch.inference_mode(), torch.cuda.graph(graph), keeping() as used:
         out = model(seat)
+    return _Replay(graph, seat, out, [model, *used])
 
-    def replay(images: Tensor) -> Any:
+
+@dataclass(frozen=True)
+class _Replay:
+    """A captured graph with all that it reads: weights, and what a runtime set up for batches of this shape."""
+
+    graph: torch.cuda.CUDAGraph
+    seat: Tensor
+    out: Any
+    read: Sequence[Any]
+
+    def __call__(self, images: Tensor) -> Any:
+        seat = self.seat
         if images.shape != seat.shape or images.dtype != seat.dtype:
             raise BadImages(
                 f"this graph was captured for images {tuple(seat.shape)} of {seat.dtype}; got {tuple(images.shape)} "
                 f"of {images.dtype}. Capture another for these."
             )
         seat.copy_(images)
-        graph.replay()
-        return out
-
-    return replay
+        self.graph.replay()
+        return self.out

@@ -10,8 +10,9 @@ from torch import nn
 
 from adamerge.core.errors import BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
+from adamerge.models.behind import Behind
 from adamerge.models.calls import Calls
-from adamerge.models.stack import Behind, Stack
+from adamerge.models.stack import Stack
 from adamerge.runtime.view import View
 
 

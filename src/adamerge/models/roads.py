@@ -54,6 +54,11 @@ class Switch:
         self.said = False
         self._fused: fused.Road | None = None
 
+    @property
+    def may_pack(self) -> bool:
+        """Whether any batch can take the road with kernels."""
+        return self.runtime != "reference" and not self.rotary and not _idle(self.recipe)
+
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Road:
         """The road for a batch.  A replica of DataParallel has views of its own."""
         if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
-from adamerge.models.behind import singly, together
+from adamerge.models.behind import Behind, singly
 from adamerge.models.calls import Calls
+from adamerge.models.guise import put_on, take_off
+from adamerge.models.patches import by_product
 from adamerge.models.roads import Road, Runtime, Switch
 from adamerge.models.standin import settle, stand_in
 from adamerge.runtime.padded import Tables
 from adamerge.runtime.trace import Trace
 from adamerge.runtime.view import View
-
-Behind = tuple[tuple[nn.Module, str], ...]
 
 
 class Stack(nn.Module):
@@ -36,6 +36,7 @@ class Stack(nn.Module):
         runtime: Runtime = "auto",
         calls: Calls | None = None,
         behind: Behind = (),
+        cutters: Sequence[nn.Module] = (),
     ):
         super().__init__()
         self.calls = calls or Calls()
@@ -45,6 +46,7 @@ class Stack(nn.Module):
         self._owner = (owner,)
         self._container = (container,)
         self._behind = behind
+        self._cutters = tuple(cutters)
         self._views = tuple(views)
         self.prefix = prefix
         self.class_token = class_token
@@ -67,15 +69,19 @@ class Stack(nn.Module):
         return container
 
     def enter(self) -> None:
-        """Once in the container's place: whatever runs behind blocks that run image by image does so too."""
+        """Once in the container's place: whatever runs behind blocks that run image by image does so too, and what
+        cuts images into patches for kernels does so in their way."""
         if self.recipe.ragged:
             for module, method in self._behind:
                 singly(module, method)
+        if self.switch.may_pack:
+            for module in self._cutters:
+                put_on(module, "forward", by_product)
 
     def leave(self) -> None:
         """Before another takes the place."""
-        for module, _ in self._behind:
-            together(module)
+        for module in (*(module for module, _ in self._behind), *self._cutters):
+            take_off(module)
 
     @property
     def views(self) -> tuple[View, ...]:

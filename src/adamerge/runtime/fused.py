@@ -18,7 +18,9 @@ from adamerge.core.plan import Plan
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime import packed
+from adamerge.runtime.beside import Beside
 from adamerge.runtime.fusion import Fusion, recognise
+from adamerge.runtime.keep import keep
 from adamerge.runtime.kernels.affinity import affinity
 from adamerge.runtime.kernels.attention import attend
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
@@ -59,6 +61,8 @@ class Road:
             if not capturing(x):
                 self._beginning = key, state.layout, state.size, state.history
             return Pass(self, state)
+        # Another shape takes the place of what a graph still reads.
+        keep(self, self._beginning)
         return Pass(self, State(x.reshape(-1, x.shape[2]), *self._beginning[1:], self.class_token))
 
     def rule(self, fusion: Fusion, layer: int, layout: Layout) -> Rule:
@@ -104,14 +108,16 @@ class Pass:
             query, key, value = (side[: state.layout.total] for side in (query, key, value))
         scale, logs = road.views[layer].scale, _logs(state, recipe)
         glances, choice, wait = None, None, None
+        beside = Beside(state.x)
         if after and isinstance(fusion, Fusion):
-            with stage("decide"):
+            with stage("decide"), beside:
                 glances = glance(query, key, state.layout, scale, logs) if fusion.glances else None
                 if fusion.keys:
                     choice, wait = self._choose(state, fusion, layer, directions(key), glances)
         with stage("attention"):
             attended = attend(query, key, value, state.layout, scale, logs)
         heads = (query, key, value, scale) if after and not isinstance(fusion, Fusion) else None
+        held = (query, key) if beside.active else None
         del query, key, value
         with stage("project"):
             branch = self._project(state, attended, layer)
@@ -124,6 +130,8 @@ class Pass:
                 )
                 state, branch, gamma = replace(state, x=x, normed=normed, inverse=inverse), None, None
         if after and isinstance(fusion, Fusion):
+            beside.join()
+            del held
             if choice is None or wait is None:
                 with stage("decide"):
                     choice, wait = self._choose(state, fusion, layer, None, glances)

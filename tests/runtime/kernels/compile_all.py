@@ -24,6 +24,7 @@ HALF, FLOAT, INT, DOUBLE = "*bf16", "*fp32", "*i32", "*fp64"
 
 def build(kernel: Any, types: dict[str, str], warps: int = 4, stages: int = 3, **constants: Any) -> None:
     """Compile with these argument types; arguments without one are whole numbers, capital ones are constants."""
+    constants = {"EARLY": True, **constants}
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     values = {(names.index(n),): value for n, value in constants.items()}

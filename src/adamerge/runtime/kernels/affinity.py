@@ -14,7 +14,16 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, describable, describe, power, precision
+from adamerge.runtime.kernels.launch import (
+    blocks,
+    describable,
+    describe,
+    others_done,
+    placed,
+    power,
+    precision,
+    processors,
+)
 from adamerge.runtime.kernels.match import Split, best_of, products, source_at
 from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
 
@@ -51,7 +60,9 @@ def _affinity(
     COSINE: tl.constexpr, DESCRIBED: tl.constexpr, ONE_TILE: tl.constexpr, ALTERNATING: tl.constexpr,
     FIRST: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     block, image = tl.program_id(0), tl.program_id(1)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
@@ -155,7 +166,7 @@ def affinity(
     `inverse` is one over the length of each token.  An image's salience is the sum of its first `ceil(n / rows)` parts.
     """
     total, width = x.shape
-    rows, columns, warps, stages = _shape(layout.longest - layout.prefix, x.dtype)
+    rows, columns, warps, stages = _shape(layout, x)
     parts = blocks(layout.longest - layout.prefix, rows)
     sums = torch.empty((max(parts, 1), total), dtype=torch.float32, device=x.device)
     value = torch.empty(total, dtype=torch.float32, device=x.device)
@@ -170,16 +181,25 @@ def affinity(
             COSINE=kind == "cosine", DESCRIBED=described, ALTERNATING=split.alternating, FIRST=split.first,
             ONE_TILE=layout.longest - layout.prefix <= columns, ROWS=rows, COLUMNS=columns, WIDTH=width,
             STEP=step, PRECISION=precision(x), num_warps=warps, num_stages=stages,
+            **placed(x),
         )  # fmt: skip
     return sums, rows, value, partner
 
 
-def _shape(longest: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """Rows and columns of a tile, warps and stages.  One tile holds a whole row of up to 256 tokens."""
-    if dtype == torch.float32:
+def _shape(layout: Layout, x: Packed) -> tuple[int, int, int, int]:
+    """Rows and columns of a tile, warps and stages.  One tile holds a whole row of up to 256 tokens.
+
+    Few images are cut finer, so that more processors take part.
+    """
+    if x.dtype == torch.float32:
         return 32, 64, 4, 2
+    longest = layout.longest - layout.prefix
     columns = min(power(longest, 64), 256) if longest <= 256 else 128
-    return 64, columns, 4 if columns < 256 else 8, 3
+    warps = 4 if columns < 256 else 8
+    if blocks(longest, 64) * layout.images < processors(x.device) // 2:
+        # With little to do, what takes long is waiting for memory: more is asked for ahead.
+        return 16, columns, warps, 6
+    return 64, columns, warps, 3
 
 
 def affinity_reference(x: Packed, layout: Layout, split: Split, kind: Kind) -> tuple[PerRow, PerRow, RowSlots]:

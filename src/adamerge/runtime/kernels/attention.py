@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from adamerge.runtime.kernels.launch import blocks, power, precision, processors
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision, processors
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
 
 LOG2E = 1.4426950408889634
@@ -21,8 +21,9 @@ LOG2E = 1.4426950408889634
 def _attend(
     query, key, value, out, logs, offsets, scale, row_stride, head_stride, out_row_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, PRECISION: tl.constexpr,
+    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     begin = tl.load(offsets + image)
     n = tl.load(offsets + image + 1) - begin
@@ -77,6 +78,7 @@ def attend(
         query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
         HEADS=heads, DIM=dim, DIMS=power(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
         PRECISION=precision(query), num_warps=warps, num_stages=3,
+        **placed(query),
     )  # fmt: skip
     return out
 

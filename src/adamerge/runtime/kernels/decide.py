@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.core.types import Counts, PerImage
-from adamerge.runtime.kernels.launch import power
+from adamerge.runtime.kernels.launch import others_done, placed, power, processors
 from adamerge.runtime.kernels.match import Split, source_at
 from adamerge.runtime.ragged import Layout, PerRow, RowSlots
 
@@ -61,8 +61,9 @@ def _decide(
     SALIENCE: tl.constexpr, SCORE: tl.constexpr, WEIGHT: tl.constexpr, RULE: tl.constexpr,
     ALTERNATING: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr, SOURCES_FIRST: tl.constexpr,
     TOKENS: tl.constexpr, SOURCES: tl.constexpr, RIVALS: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
-    LIST: tl.constexpr,
+    LIST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     image = tl.program_id(0)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
@@ -222,6 +223,8 @@ def decide(
             ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=sources_first,
             TOKENS=tokens, SOURCES=tokens // 2, RIVALS=min(32, tokens // 2), PATCHES=power(patches), LIST=16,
             PARTS=1 if parts is None else power(len(parts), 1),
-            num_warps=4 if tokens <= 512 else 8,
+            # Few images leave most processors idle; the others work at them with all they have.
+            num_warps=4 if tokens <= 512 and images >= processors(device) else 8,
+            **placed(value),
         )  # fmt: skip
     return Choice(slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, after)

@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, power
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power
 from adamerge.runtime.ragged import PackedHeads
 
 ROWS = 16
@@ -18,8 +18,9 @@ ROWS = 16
 @no_type_check
 def _directions(
     key, out, rows, row_stride, head_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, DIMS)
     inside = (row < rows)[:, None] & (channel < DIM)[None, :]
@@ -40,6 +41,7 @@ def directions(key: PackedHeads) -> Float[Tensor, "total k"]:
         _directions[(blocks(rows, ROWS),)](
             key, out, rows, key.stride(0), key.stride(1),
             HEADS=heads, DIM=dim, DIMS=power(dim), ROWS=ROWS, num_warps=4,
+            **placed(key),
         )  # fmt: skip
     return out
 

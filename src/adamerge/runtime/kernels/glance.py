@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.kernels.attention import LOG2E
-from adamerge.runtime.kernels.launch import power
+from adamerge.runtime.kernels.launch import others_done, placed, power
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow
 
 # A tile of as many keys holds most images whole.
@@ -21,8 +21,9 @@ KEYS = 256
 @no_type_check
 def _glance(
     query, key, out, logs, offsets, scale, row_stride, head_stride, total,
-    DIM: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SIZED: tl.constexpr,
+    DIM: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SIZED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     head, image = tl.program_id(0), tl.program_id(1)
     begin = tl.load(offsets + image)
     n = tl.load(offsets + image + 1) - begin
@@ -65,6 +66,7 @@ def glance(
     _glance[(heads, layout.images)](
         query, key, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
         DIM=dim, DIMS=power(dim), KEYS=min(power(layout.longest), KEYS), SIZED=logs is not None, num_warps=4,
+        **placed(query),
     )  # fmt: skip
     return out
 

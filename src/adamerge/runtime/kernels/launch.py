@@ -1,10 +1,11 @@
 """What all kernels need to know about the numbers and the machine they are given."""
 
 from functools import cache
-from typing import Any
+from typing import Any, no_type_check
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 try:
@@ -23,6 +24,25 @@ def too_old() -> str | None:
     if tuple(int(part) for part in triton.__version__.split(".")[:2]) >= OLDEST:
         return None
     return f"Triton {triton.__version__} is older than {'.'.join(map(str, OLDEST))}, with which the kernels were tested"
+
+
+@triton.jit
+@no_type_check
+def others_done(EARLY: tl.constexpr):
+    """Before anything is read or written: where the kernel was put in place while others still ran, wait for them.
+
+    The next one may then be put in place, too.
+    """
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+def placed(x: Tensor) -> dict[str, bool]:
+    """How a kernel is launched: in CUDA graphs, from Hopper on, it is put in place while the one before still runs."""
+    if x.is_cuda and _copies_in_bulk(x.device) and torch.cuda.is_current_stream_capturing():
+        return {"EARLY": True, "launch_pdl": True}
+    return {"EARLY": False}
 
 
 def precision(x: Tensor) -> str:

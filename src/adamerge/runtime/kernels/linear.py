@@ -12,7 +12,16 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, describable, describe, power, precision, processors
+from adamerge.runtime.kernels.launch import (
+    blocks,
+    describable,
+    describe,
+    others_done,
+    placed,
+    power,
+    precision,
+    processors,
+)
 from adamerge.runtime.ragged import Packed
 
 
@@ -51,8 +60,9 @@ def _linear_described(
     x, weight, bias, y, counted, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
-    TYPE: tl.constexpr,
+    TYPE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     if COUNTED:
         rows = tl.minimum(rows, tl.load(counted))
     tall, wide = tl.cdiv(rows, ROWS), tl.cdiv(OUTPUTS, COLUMNS)
@@ -83,7 +93,9 @@ def _linear(
     x, weight, bias, y, counted, rows, stride_x, stride_weight,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     if COUNTED:
         rows = tl.minimum(rows, tl.load(counted))
     tall, wide = tl.cdiv(rows, ROWS), tl.cdiv(OUTPUTS, COLUMNS)
@@ -134,6 +146,7 @@ def linear(
             INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=128,
             COLUMNS=256, STEP=64, GROUP=8, PROGRAMS=programs,
             TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=8, num_stages=3,
+            **placed(x),
         )  # fmt: skip
         return y
     tall, wide, step, stages = (32, 64, 32, 2) if x.dtype == torch.float32 else (64, 64, 64, 4)
@@ -141,6 +154,7 @@ def linear(
         x, weight, bias, y, rows, total, x.stride(0), weight.stride(0), INPUTS=inputs, OUTPUTS=outputs,
         BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=tall, COLUMNS=wide,
         STEP=min(step, power(inputs)), GROUP=8, PRECISION=precision(x), num_warps=4, num_stages=stages,
+        **placed(x),
     )  # fmt: skip
     return y
 

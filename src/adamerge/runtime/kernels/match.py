@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, power
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, processors
 from adamerge.runtime.ragged import Layout, PerRow, RowSlots
 
 
@@ -78,8 +78,9 @@ def best_of(similarity, allowed, column, best, partner, NOBODY: tl.constexpr):
 def _match(
     features, inverse, value, partner, offsets, stride, prefix,
     WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    ALTERNATING: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr,
+    ALTERNATING: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     block, image = tl.program_id(0), tl.program_id(1)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
@@ -130,11 +131,15 @@ def match(
     if sources == 0 or layout.images == 0:
         return value, partner
     rows = columns = 32 if exact else 64
+    if not exact and blocks(sources, rows) * layout.images < processors(features.device) // 2:
+        # Few images are cut finer, so that more processors take part.
+        rows = 16
     _match[(blocks(sources, rows), layout.images)](
         features, inverse, value, partner, layout.offsets, features.stride(0), layout.prefix,
         WIDTH=width, STEP=min(64, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
         FIRST=split.first, PRECISION="ieee" if exact else "tf32x3",
         SCALED=inverse is not None, num_warps=4,
+        **placed(features),
     )  # fmt: skip
     return value, partner
 

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.kernels.decide import Choice
-from adamerge.runtime.kernels.launch import blocks, power, processors
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, processors
 from adamerge.runtime.kernels.residual import norm_row
 from adamerge.runtime.ragged import Layout, Packed, PerRow
 from adamerge.runtime.view import Norm
@@ -36,8 +36,9 @@ def _merge(
     y, normed, new_size, new_logs, new_offsets, norm_weight, norm_bias, eps, images, prefix, stride_x, stride_branch,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, IMAGES: tl.constexpr,
     BRANCH: tl.constexpr, GAMMA: tl.constexpr, NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
-    LENGTH: tl.constexpr, LIST: tl.constexpr,
+    LENGTH: tl.constexpr, LIST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     block, image = tl.program_id(0), tl.program_id(1)
     begin = tl.load(offsets + image)
     base = begin + prefix
@@ -151,5 +152,6 @@ def merge(
         LENGTH=keep_length, LIST=32,
         # Many programs get the most out of memory with one warp each; few would leave it idle.
         num_warps=1 if programs >= 32 * processors(x.device) else 4,
+        **placed(x),
     )  # fmt: skip
     return y, normed, new_size, logs, offsets

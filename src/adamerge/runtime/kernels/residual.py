@@ -8,7 +8,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, power
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power
 from adamerge.runtime.ragged import Packed, PerRow
 from adamerge.runtime.view import Norm
 
@@ -38,7 +38,9 @@ def _add(
     x, branch, gamma, y, normed, inverse, weight, bias, eps, rows, stride_x, stride_branch,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BRANCH: tl.constexpr, GAMMA: tl.constexpr,
     NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, INVERSE: tl.constexpr, SHORTEST_: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
     inside = (row < rows)[:, None] & (channel < WIDTH)[None, :]
@@ -84,6 +86,7 @@ def add(
         BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
         INVERSE=inverse, SHORTEST_=SHORTEST, num_warps=4,
+        **placed(x),
     )  # fmt: skip
     return y, normed, lengths
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adamerge.core.types import AllTokens
 from adamerge.runtime import ragged
-from adamerge.runtime.kernels.launch import blocks, power
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power
 from adamerge.runtime.ragged import Layout, Packed
 
 
@@ -18,8 +18,9 @@ from adamerge.runtime.ragged import Layout, Packed
 @no_type_check
 def _unfold(
     x, history, offsets, out, patches, prefix, stride,
-    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    others_done(EARLY)
     image = tl.program_id(1)
     tokens = prefix + patches
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -43,6 +44,7 @@ def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllT
         _unfold[(blocks(tokens, rows), images)](
             x, history, layout.offsets, out, patches, layout.prefix, x.stride(0),
             WIDTH=width, CHANNELS=channels, ROWS=rows, num_warps=4,
+            **placed(x),
         )  # fmt: skip
     return out
 
