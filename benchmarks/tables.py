@@ -229,10 +229,10 @@ def _frontier_of(model: str, found: list[dict[str, str]]) -> str:
         if first["cosine_pooled"]:
             points = f"{_cosines(tuned)}, {_cosines(free)}"
         lines.append(
-            f"| {float(cut):.0%} | {tuned['tune_images']}, {tuned['judge_images']} | **{_kl(tuned):.4f}** "
-            f"({float(tuned['tune_kl']):.4f}) | {_kl(preset):.4f} | {free['method']} {_kl(free):.4f} | "
-            f"{_interval(free, 'tuned_minus_this', 4)} | {float(free['tuned_ratio']):.2f} | "
-            f"{plain['method']} {_kl(plain):.4f} | {tome:.4f} | {points} | "
+            f"| {float(cut):.0%} | {tuned['tune_images']}, {tuned['judge_images']} | **{_loss(_kl(tuned))}** "
+            f"({_loss(float(tuned['tune_kl']))}) | {_loss(_kl(preset))} | {free['method']} {_loss(_kl(free))} | "
+            f"{_ends(free, 'tuned_minus_this')} | {float(free['tuned_ratio']):.2f} | "
+            f"{plain['method']} {_loss(_kl(plain))} | {_loss(tome)} | {points} | "
             f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
         )
     return "\n".join([*lines, *(["", *notes] if notes else [])])
@@ -301,6 +301,11 @@ def ablation_table() -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def _loss(value: float) -> str:
+    """Four digits behind the point, or what is left of a number too small for them."""
+    return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
+
+
 def _kl(row: dict[str, str]) -> float:
     return float(row["kl"])
 
@@ -308,6 +313,14 @@ def _kl(row: dict[str, str]) -> float:
 def _interval(row: dict[str, str], name: str, digits: int) -> str:
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     return f"{value:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+
+
+def _ends(row: dict[str, str], name: str) -> str:
+    """A loss and its interval, which may be too small for four digits."""
+    value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
+    return (
+        f"{value:+.4f} [{low:+.4f}, {high:+.4f}]" if abs(value) >= 0.001 else f"{value:+.1e} [{low:+.1e}, {high:+.1e}]"
+    )
 
 
 def _cell(model: str, method: str, cut: str) -> dict[str, str]:
