@@ -1,7 +1,9 @@
 """A benchmark times in turns and compares with the best unmerged contender."""
 
 import json
+import re
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +17,7 @@ from adamerge.benchmark import (
     twin,
 )
 from adamerge.benchmark.rows import COLUMNS
-from adamerge.benchmark.timing import FORWARD, Timing, choose_inner, interleave, waits_within
+from adamerge.benchmark.timing import FORWARD, Timing, choose_inner, interleave, stages_of_kernels, waits_within
 from adamerge.flops import meter
 from adamerge.models.surgery import apply
 from adamerge.runtime import stages
@@ -103,6 +105,32 @@ def test_only_waits_inside_the_forward_pass_are_counted(device, expected):
         event("cudaStreamSynchronize", 5, 6),
     ]
     assert waits_within(seen) == expected
+
+
+def test_the_stages_of_a_graph_are_told_by_its_kernels():
+    def event(name, start, end, device="CUDA"):
+        return SimpleNamespace(
+            name=name, time_range=SimpleNamespace(start=start, end=end), device_type=f"DeviceType.{device}"
+        )
+
+    seen = [
+        event(FORWARD, 0, 9000),
+        event("_decide", 0, 9000, "CPU"),
+        event("_decide", 1000, 2000),
+        event("_match", 2000, 2500),
+        event("_merge", 2500, 4500),
+        event("some_vendors_product", 4500, 8500),
+    ]
+    assert stages_of_kernels(seen) == {"decide": 1.5, "merge": 2.0, "others": 4.0, "all": 7.5}
+    assert stages_of_kernels(seen[-1:]) == {} == stages_of_kernels([])
+
+
+def test_every_kernel_with_a_stage_of_its_own_is_known():
+    folder = Path(stages.__file__).parent / "kernels"
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    launched = set(re.findall(r"(_[a-z_]+)\[\(", text))
+    assert set(stages.KERNELS) == launched - {"_add", "_linear", "_linear_described"}
+    assert set(stages.KERNELS.values()) < set(stages.STAGES)
 
 
 def test_a_profiler_that_saw_no_device_cannot_say_how_often_it_waited():

@@ -28,7 +28,7 @@ from adamerge.benchmark.contenders import (
 )
 from adamerge.benchmark.entries import Entry
 from adamerge.benchmark.rows import Row, append_rows, check_file
-from adamerge.benchmark.timing import Timing, choose_inner, count_waits, interleave, warm_up, watch_memory
+from adamerge.benchmark.timing import Timing, choose_inner, interleave, warm_up, watch_device, watch_memory
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.flops import Cost, meter
@@ -235,7 +235,9 @@ class Turns:
         costs = [contender.price(batch) for batch in self.batches]
         for sense in ("true", "paper"):
             result.macs[sense] = torch.cat([getattr(cost, sense) for cost in costs]).mean().item()
-        result.syncs = count_waits(lambda: call(0), self.device)
+        result.syncs, spent = watch_device(lambda: call(0), self.device)
+        if contender.captured:
+            result.stages = spent
 
 
 def _row(result: Result, full: Cost, common: Mapping[str, Any]) -> Row:

@@ -11,6 +11,7 @@ import torch
 from tqdm import tqdm
 
 from adamerge.benchmark.contenders import describe
+from adamerge.runtime.stages import KERNELS
 
 # A span between two readings of the clock lasts at least this long, so that reading it costs nothing.
 SPAN_MS = 30.0
@@ -103,18 +104,30 @@ def watch_memory(call: Callable[[], Any], device: torch.device) -> tuple[Any, fl
     return result, peak / 1e6, (peak - before) / 1e6
 
 
-def count_waits(call: Callable[[], Any], device: torch.device) -> int | None:
-    """How often a call makes the host wait for the device."""
+def watch_device(call: Callable[[], Any], device: torch.device) -> tuple[int | None, dict[str, float]]:
+    """How often a call makes the host wait for the device, and how long the device worked at each stage."""
     if device.type != "cuda":
-        return None
+        return None, {}
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         with record_function(FORWARD):
             call()
         torch.cuda.synchronize(device)
-    counted = waits_within(seen.events() or ())
-    return _warned_waits(call) if counted is None else counted
+    events = seen.events() or ()
+    counted = waits_within(events)
+    return _warned_waits(call) if counted is None else counted, stages_of_kernels(events)
+
+
+def stages_of_kernels(events: Iterable[Any]) -> dict[str, float]:
+    """Milliseconds that the device spent in the kernels of each stage, in all others and in all; nothing where none of
+    them is known.  Kernels that ran side by side count both."""
+    spent: dict[str, float] = {}
+    for event in events:
+        if str(event.device_type).endswith("CUDA") and event.name != FORWARD:
+            stage = KERNELS.get(event.name, "others")
+            spent[stage] = spent.get(stage, 0.0) + (event.time_range.end - event.time_range.start) / 1e3
+    return {**spent, "all": sum(spent.values())} if spent.keys() - {"others"} else {}
 
 
 def _warned_waits(call: Callable[[], Any]) -> int:

@@ -5,7 +5,7 @@ All is plain torch here, and decisions are the reference's, made on a padded cop
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Int
@@ -46,6 +46,37 @@ class State:
     def layer(self) -> int:
         """The layer that comes next."""
         return len(self.steps)
+
+
+class LatePadded(Heads):
+    """Queries, keys and values that are padded when somebody looks at them: most recipes look at one of the three."""
+
+    def __init__(
+        self,
+        query: PackedHeads,
+        key: PackedHeads,
+        value: PackedHeads,
+        scale: float,
+        whole: Layout,
+        bias: Tensor | None,
+    ):
+        vars(self).update(packed=(query, key, value), whole=whole, scale=scale, bias=bias)
+
+    @cached_property
+    def query(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(0)
+
+    @cached_property
+    def key(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(1)
+
+    @cached_property
+    def value(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(2)
+
+    def _padded(self, side: int) -> Tensor:
+        packed, whole = vars(self)["packed"], vars(self)["whole"]
+        return pad(packed[side], whole, whole.longest)
 
 
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
@@ -133,10 +164,7 @@ def look(
     images, patches = state.history.shape
     place = first(keep_all(images, patches, state.x.device).slot, past)
     whole = replace(layout, prefix=0)
-    padded = None
-    if heads is not None:
-        query, key, value = (pad(side, whole, layout.longest) for side in heads[:3])
-        padded = Heads(query, key, value, heads[3], _bias(state, recipe, whole))
+    padded = None if heads is None else LatePadded(*heads, whole, _bias(state, recipe, whole))
     return Evidence(
         raw=pad(state.x, layout, layout.most),
         size=size,

@@ -10,6 +10,18 @@ import torch
 # Both runtimes name their stages so; what lies between them belongs to the host.
 STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
 
+# A replayed graph passes no stage; its kernels tell by their names, those that work for several stages left out.
+KERNELS = {
+    "_attend": "attention",
+    "_affinity": "decide",
+    "_directions": "decide",
+    "_glance": "decide",
+    "_match": "decide",
+    "_decide": "decide",
+    "_merge": "merge",
+    "_unfold": "finish",
+}
+
 # One object for every stage that nobody listens to: runtimes pass here seven times in every block.
 _SILENCE: AbstractContextManager[None] = nullcontext()
 _listener: "Stages | None" = None

@@ -68,7 +68,8 @@ def processors(device: torch.device) -> int:
 
 @cache
 def _copies_in_bulk(device: torch.device) -> bool:
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+    # Other vendors number their devices likewise.
+    return device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
 
 
 def describable(*arrays: Tensor) -> bool:
