@@ -34,9 +34,10 @@ def by_product(own: Callable[..., Tensor], self: Any, images: Tensor) -> Tensor:
 
 
 def pays(convolution: nn.Conv2d, images: Tensor) -> bool:
-    """Whether the product is faster, and nobody trains."""
+    """Whether the product is faster, and nobody trains; compilers know their own ways."""
     return (
         images.is_cuda
+        and not torch.compiler.is_compiling()
         and images.dtype == convolution.weight.dtype
         and images.dtype in (torch.bfloat16, torch.float16)
         and not torch.is_grad_enabled()
