@@ -46,7 +46,8 @@ def test_a_merged_model_and_its_recipe_are_rebuilt_from_a_folder(tmp_path):
     adamerge.save_recipe(merged, tmp_path)
     other = model()
     other.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    adamerge.apply(other, adamerge.load_recipe(tmp_path))
+    adamerge.apply(other, tmp_path)
+    assert adamerge.load_recipe(tmp_path) == tome(2)
     with torch.no_grad():
         assert torch.equal(other(images), out)
 

@@ -6,10 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from adamerge.core.errors import BadOption
-from adamerge.core.recipe import Recipe
+from adamerge.core.recipe import NAME, Recipe
 from adamerge.models.surgery import applied
-
-NAME = "adamerge.json"
 
 
 def save_recipe(what: nn.Module | Recipe, folder: str | os.PathLike[str]) -> Path:
@@ -28,12 +26,7 @@ def load_recipe(source: str | os.PathLike[str], revision: str | None = None) -> 
 
     `revision` is a branch, tag or commit of the repository.
     """
-    path = Path(source)
-    if path.is_dir():
-        path = path / NAME
-    elif not path.exists():
-        path = _download(str(source), revision)
-    return Recipe.load(path)
+    return Recipe.load(source if Path(source).exists() else _download(str(source), revision))
 
 
 def _download(source: str, revision: str | None) -> Path:

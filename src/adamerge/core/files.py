@@ -19,14 +19,14 @@ def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[
         raise error(f"cannot read the {what} {path}: {reason}. {advice}") from reason
 
 
-def write_atomically(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file so that a reader sees the old content or the new, never a part."""
+def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         umask = os.umask(0)

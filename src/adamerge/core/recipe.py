@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
@@ -21,6 +22,8 @@ from adamerge.core.stats import LayerStats
 from adamerge.core.types import Features, Mask, PerToken
 
 SCHEMA = 1
+# What a recipe is called beside weights.
+NAME = "adamerge.json"
 ADVICE = "Make it with `adamerge tune` or adamerge.save_recipe, or give a recipe such as adamerge.methods.tome(8)."
 
 Site = Literal["before_block", "after_attention"]
@@ -174,7 +177,8 @@ class Recipe:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Recipe":
-        """Read the recipe that `save` wrote."""
+        """Read the recipe that `save` wrote, or the `adamerge.json` of a folder."""
+        path = Path(path) / NAME if Path(path).is_dir() else path
         content = read_json(path, "recipe", ADVICE, BadOption)
         try:
             return _recipe(content)

@@ -27,7 +27,8 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
 
     Args:
         model: a supported model.
-        recipe: what to merge, from `adamerge.methods` or `adamerge.tune`, or a file that `Recipe.save` wrote.
+        recipe: what to merge, from `adamerge.methods` or `adamerge.tune`, or a file that `Recipe.save` wrote, or a
+            folder with an `adamerge.json`.
         runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
             a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs on CUDA
             when nobody asks for gradients, and takes the reference otherwise.

@@ -1,7 +1,6 @@
 """Figures measured in pixels, drawn without a display and written to disk whole or not at all."""
 
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -14,6 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from adamerge.core.errors import BadOption
+from adamerge.core.files import write_atomically
 
 # A power of two, so that pixels to inches and back is exact.
 DPI = 128
@@ -40,21 +40,4 @@ def drawing(path: str | os.PathLike[str], width: int, height: int) -> Iterator[F
         canvas.draw()
     content = BytesIO()
     Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(content, "PNG", optimize=True)
-    write_whole(path, content.getvalue())
-
-
-def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(path, content.getvalue())
