@@ -15,6 +15,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.flops import Cost, meter
 from adamerge.images import number_of_batches
 from adamerge.models.host import find_host
+from adamerge.models.roads import Runtime
 from adamerge.models.surgery import applied, apply, borrowed, trace
 
 
@@ -58,18 +59,23 @@ class Evaluation:
 
 
 def evaluate(
-    model: nn.Module, data: Iterable[tuple[Tensor, Tensor]], recipe: Recipe, *, progress: bool = True
+    model: nn.Module,
+    data: Iterable[tuple[Tensor, Tensor]],
+    recipe: Recipe,
+    *,
+    runtime: Runtime = "auto",
+    progress: bool = True,
 ) -> Evaluation:
     """Run `model` unmerged and with `recipe` over `(images, labels)` batches; the model is left as it was found.
 
-    Both are timed on the same batches, one after the other; the first batch warms up and is not timed when there are
-    more.
+    `runtime` is as in `apply`.  Both are timed on the same batches, one after the other; the first batch warms up and
+    is not timed when there are more.
     """
     rows: list[tuple[Tensor, ...]] = []
     seconds: list[tuple[int, float, float]] = []
     host = find_host(model)
     with borrowed(model), torch.inference_mode():
-        apply(model, recipe)
+        apply(model, recipe, runtime)
         merging = applied(model)
         for images, labels in tqdm(data, desc="evaluating", total=number_of_batches(data), disable=not progress):
             parameter = next(model.parameters())

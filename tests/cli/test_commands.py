@@ -58,6 +58,16 @@ def test_calibrate_then_eval_writes_all_figures(tmp_path, folder, capsys):
     assert "agreement with unmerged" in capsys.readouterr().out
 
 
+def test_eval_packs_on_request(tmp_path):
+    out = {runtime: tmp_path / f"{runtime}.json" for runtime in ("reference", "packed")}
+    for runtime, file in out.items():
+        words = ["--method", "tome", "--r", "8", "--images", "8", "--runtime", runtime, "--json", str(file)]
+        assert call("eval", *words) == 0
+    found = {runtime: json.loads(file.read_text()) for runtime, file in out.items()}
+    assert [report["runtime"] for report in found.values()] == ["reference", "packed"]
+    assert found["packed"]["kl"] == pytest.approx(found["reference"]["kl"], rel=1e-3) and found["packed"]["kl"] > 0
+
+
 def test_the_unmerged_model_is_method_none(tmp_path):
     out = tmp_path / "none.json"
     assert call("eval", "--method", "none", "--images", "8", "--json", str(out)) == 0
@@ -80,6 +90,10 @@ def test_an_unreadable_image_is_named_and_counted_and_skipped_only_on_request(tm
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        (
+            ["eval", "--method", "none", "--runtime", "fast"],
+            "runtime must be one of auto, reference, packed; got 'fast'",
+        ),
         (["eval", "--method", "foo"], "there is no method 'foo'; choose one of adamerge"),
         (["eval", "--method", "tome", "--r-max", "3"], "tome does not know '--r-max'; it takes --r NUMBER"),
         (["eval", "--method", "tome"], "tome needs --r"),

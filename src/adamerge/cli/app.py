@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -95,6 +95,9 @@ def evaluate(
     workers: Workers = 2,
     limit: Limit = None,
     skip_bad: SkipBad = False,
+    runtime: Annotated[
+        str, typer.Option("--runtime", help="auto, reference or packed. On a CPU packed is faster, auto is exact.")
+    ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
     """Accuracy, agreement with the unmerged model, cost and speed of a method."""
@@ -108,9 +111,10 @@ def evaluate(
     recipe = read_recipe(method, context.args)
     net = load_model(model, weights, pretrained, device, dtype)
     batches = load_data(net, data, seed=TEST_SEED, batch_size=batch_size, workers=workers, limit=limit)
-    figures = judge(net, batches, recipe).summary()
+    figures = judge(net, batches, recipe, runtime=cast(Any, runtime)).summary()
     method = RECIPE if any(word.partition("=")[0] == "--recipe" for word in context.args) else method
-    settings = {"model": model, "method": method, "options": context.args, "device": device, "dtype": dtype}
+    settings = {"model": model, "method": method, "options": context.args, "runtime": runtime}
+    settings |= {"device": device, "dtype": dtype}
     report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
     if json_file is not None:
         write_atomically(json_file, json.dumps(report, indent=1) + "\n")
