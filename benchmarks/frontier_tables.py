@@ -1,0 +1,133 @@
+"""The tables of docs/frontier.md."""
+
+from reading import MODELS, RESULTS, Row, interval, read
+
+
+def frontier_table() -> str:
+    """The tuned recipe and the preset beside the best rival at each cut, for every model that was measured."""
+    parts = []
+    for path in sorted(RESULTS.glob("frontier-*.csv")):
+        parts.append(_frontier_of(path.stem.removeprefix("frontier-"), read(path.stem)))
+    return "\n\n".join(parts)
+
+
+def _frontier_of(model: str, found: list[Row]) -> str:
+    first = found[0]
+    loss = "1 − cosine, of the class token / of the patches" if first["cosine_pooled"] else "KL"
+    rivals = sorted({row["method"] for row in found} - {"tuned", "preset"})
+    lines = [
+        f"### {model}",
+        "",
+        f"Judged by {loss}; in brackets: on the tuning images. Rivals: {', '.join(rivals)}. {first['dtype']} on "
+        f"{first['device']}, {first['date']}.",
+        "",
+        "| cut | images: tuned on, judged on | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | "
+        f"ratio | best untuned rival | ToMe | {'cosines' if first['cosine_pooled'] else 'points'}: tuned, rival | "
+        "passes, seconds |",
+        "|---:|" + "---:|" * 10,
+    ]
+    notes = []
+    for cut in sorted({row["cut"] for row in found}, key=float):
+        here = [row for row in found if row["cut"] == cut]
+        (tuned,), (preset,) = ([row for row in here if row["method"] == name] for name in ("tuned", "preset"))
+        others = [row for row in here if row["method"] in rivals]
+        absent = sorted(set(rivals) - {row["method"] for row in others})
+        if absent:
+            notes.append(f"Not measured at {float(cut):.0%}: {', '.join(absent)}.")
+        # Whoever is best where it counts, also where the tuning images preferred another setting.
+        free = min(others, key=_kl)
+        plain = min((row for row in others if row["untuned"] == "True"), key=_kl)
+        tome = min((_kl(row) for row in others if row["method"] == "tome"), default=float("nan"))
+        points = f"{float(tuned['delta_top1']):+.2f}, {float(free['delta_top1']):+.2f}"
+        if first["cosine_pooled"]:
+            points = f"{_cosines(tuned)}, {_cosines(free)}"
+        lines.append(
+            f"| {float(cut):.0%} | {tuned['tune_images']}, {tuned['judge_images']} | **{_loss(_kl(tuned))}** "
+            f"({_loss(float(tuned['tune_kl']))}) | {_loss(_kl(preset))} | {free['method']} {_loss(_kl(free))} | "
+            f"{_ends(free, 'tuned_minus_this')} | {float(free['tuned_ratio']):.2f} | "
+            f"{plain['method']} {_loss(_kl(plain))} | {_loss(tome)} | {points} | "
+            f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
+        )
+    return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def _cosines(row: Row) -> str:
+    """Of the pooled output, which is the class token's, and of the patches."""
+    return f"{float(row['cosine_pooled']):.3f} / {float(row['cosine_patches']):.3f}"
+
+
+def gap_table() -> str:
+    """How far ahead of ToMe the tuned recipe is, by cut."""
+    lines = [
+        "| model | cut | KL: tuned − ToMe [95 %] | points: tuned − ToMe [95 %] | KL: tuned / ToMe |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for model in MODELS:
+        found = [row for row in read(f"frontier-{model}") if row["method"] == "tome" and row["best"] == "True"]
+        for row in sorted(found, key=lambda row: float(row["cut"])):
+            value, low, high = (float(row[n]) for n in ("tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high"))
+            lines.append(
+                f"| {model} | {float(row['cut']):.0%} | {interval(row, 'tuned_minus_this', 4)} | "
+                f"{value:+.2f} [{low:+.2f}, {high:+.2f}] | {float(row['tuned_ratio']):.2f} |"
+            )
+    return "\n".join(lines)
+
+
+def tuning_table() -> str:
+    """How long searches took."""
+    lines = ["| model | cut | device | images | passes over them | seconds |", "|---|---:|---|---:|---:|---:|"]
+    for name in ("samples-vit_tiny_patch16_224", "tuning-cpu"):
+        for row in read(name):
+            if row["method"] == "tuned":
+                where = "2 cores" if row["device"] == "cpu" else row["device"]
+                lines.append(
+                    f"| {row['model']} | {float(row['cut']):.0%} | {where} | {row['tune_images']} | "
+                    f"{row['sweeps']} | {float(row['seconds']):.0f} |"
+                )
+    return "\n".join(lines)
+
+
+def samples_table() -> str:
+    """What tuning on other images of the same kind gives on the judged ones."""
+    found = [row for row in read("samples-vit_tiny_patch16_224") if row["method"] == "tuned"]
+    lines = ["| cut | images | KL, one sample | KL, another sample | apart by |", "|---:|" + "---:|" * 4]
+    for cut in sorted({row["cut"] for row in found}, key=float):
+        one, other = sorted((row for row in found if row["cut"] == cut), key=lambda row: int(row["sample"]))
+        apart = abs(_kl(one) - _kl(other)) / min(_kl(one), _kl(other))
+        lines.append(f"| {float(cut):.0%} | {one['tune_images']} | {_kl(one):.4f} | {_kl(other):.4f} | {apart:.1%} |")
+    return "\n".join(lines)
+
+
+def ablation_table() -> str:
+    """What the frontier's family is made of, one change at a time."""
+    rows = read("ablation-frontier")
+    head, found = list(rows[0]), [list(row.values()) for row in rows]
+    head = ["KL", *(name.replace("_patch16_224 cut ", ", ") for name in head[1:])]
+    lines = [
+        head,
+        ["---", *["---:"] * 5, "---"],
+        *([*row[:1], *(f"{float(x):.4f}" for x in row[1:6]), row[6]] for row in found),
+    ]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def tuned_cell(model: str, method: str, cut: str) -> Row:
+    (cell,) = [row for row in read(f"frontier-{model}") if row["method"] == method and row["cut"] == cut]
+    return cell
+
+
+def _loss(value: float) -> str:
+    """Four digits behind the point, or what is left of a number too small for them."""
+    return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def _kl(row: Row) -> float:
+    return float(row["kl"])
+
+
+def _ends(row: Row, name: str) -> str:
+    """A loss and its interval, which may be too small for four digits."""
+    value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
+    return (
+        f"{value:+.4f} [{low:+.4f}, {high:+.4f}]" if abs(value) >= 0.001 else f"{value:+.1e} [{low:+.1e}, {high:+.1e}]"
+    )
