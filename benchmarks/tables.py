@@ -11,11 +11,6 @@ CUTS = ("cut 10 %", "cut 20 %", "cut 30 %", "cut 40 %", "cut 50 %")
 SHOWN = ("adamerge", "adamerge (cosine, exchanged)", "tome", "pitome", "dsm", "tofu", "evit", "ats", "dymu", "random")
 
 
-def rows(model: str) -> list[Row]:
-    """The comparison on a model, as `adamerge compare` wrote it."""
-    return read(f"compare-{model}")
-
-
 def short_table() -> str:
     """Accuracy lost at three cuts on both models, for the README."""
     lines = [
@@ -34,7 +29,7 @@ def short_table() -> str:
 
 def long_table(model: str) -> str:
     """Every method at every cut on a model."""
-    found = rows(model)
+    found = read(f"compare-{model}")
     full = found[0]
     lines = [
         f"### {model}",
@@ -184,7 +179,7 @@ def _speed_of(name: str) -> str:
 
 
 def _cell(model: str, method: str, cut: str) -> Row:
-    (cell,) = [row for row in rows(model) if row["method"] == method and row["budget"] == cut]
+    (cell,) = [row for row in read(f"compare-{model}") if row["method"] == method and row["budget"] == cut]
     return cell
 
 

@@ -52,17 +52,20 @@ class Road:
         self.shapes = [view.shape for view in views]
         self._thresholds: dict[torch.device, Tensor | None] = {}
         self._beginning: tuple[object, Layout, PerRow, Tensor] | None = None
+        # What graphs read, whoever captured them: another shape must not free it.
+        self._captured: list[object] = []
 
     def start(self, x: AllTokens) -> "Pass":
         """A batch as it enters the first block.  What depends on its shape alone is made once."""
+        keep(self)
         key = (x.shape[:2], x.device)
         if self._beginning is None or self._beginning[0] != key:
             state = packed.start(x, self.prefix, self.class_token)
             if not capturing(x):
                 self._beginning = key, state.layout, state.size, state.history
             return Pass(self, state)
-        # Another shape takes the place of what a graph still reads.
-        keep(self, self._beginning)
+        if capturing(x):
+            self._captured.append(self._beginning)
         return Pass(self, State(x.reshape(-1, x.shape[2]), *self._beginning[1:], self.class_token))
 
     def rule(self, fusion: Fusion, layer: int, layout: Layout) -> Rule:

@@ -18,7 +18,7 @@ def keeping() -> Iterator[list[Any]]:
         _listener = before
 
 
-def keep(*used: Any) -> None:
+def keep(used: Any) -> None:
     """Tell whoever listens."""
     if _listener is not None:
-        _listener.extend(used)
+        _listener.append(used)
