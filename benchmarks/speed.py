@@ -2,14 +2,16 @@
 
 Weights are random: there are none of these models here, and time does not depend on what they mean; counts adapt to the
 images all the same.  Each batch size is one interleaved run, added to benchmarks/results/bench-MODEL.csv when done.
-Official ToMe takes part where a checkout of it is given.
+Official ToMe takes part where a checkout of it is given.  A folder given as `--recipes` keeps what was found, so that a
+run can go on where another stopped.
 
     python benchmarks/speed.py --data IMAGES --calibration OTHER_IMAGES [--tome ../ToMe] [--parts main,equal,half,…]
 """
 
 import argparse
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 import adamerge
 from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
 from adamerge.benchmark.contenders import pricing
+from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published
@@ -40,17 +43,18 @@ OFFICIAL = (1, 256)
 @dataclass(frozen=True)
 class Part:
     """A model at some batch sizes.  `cut` is solved for, in the count that `sense` says; otherwise every layer merges
-    `share` of the patches there were, on average where counts adapt."""
+    `share` of the patches there were, on average where counts adapt.  `ours` adds the preset and a tuned recipe."""
 
     model: str
     batches: tuple[int, ...]
     cut: float | None = None
     sense: Sense = "paper"
     share: float = 0.0
+    ours: bool = False
 
 
 PARTS = {
-    "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23),
+    "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23, ours=True),
     "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true"),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64,), share=4 / 196),
@@ -69,18 +73,28 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the rows")
+    parser.add_argument("--recipes", type=Path, help="a folder that keeps the recipes, to be used again")
+    parser.add_argument("--solve", action="store_true", help="only find the recipes")
     arguments = parser.parse_args()
     for name in arguments.parts.split(","):
-        measure(PARTS[name], arguments)
+        measure(name, PARTS[name], arguments)
 
 
-def measure(part: Part, arguments: argparse.Namespace) -> None:
+def measure(name: str, part: Part, arguments: argparse.Namespace) -> None:
     """Time one part."""
     torch.manual_seed(0)
     model: Any = timm.create_model(part.model).cuda().to(torch.bfloat16).eval()
+    kept: Path | None = arguments.recipes and arguments.recipes / f"{name}.json"
+    if kept is not None and kept.is_file():
+        recipes = load(kept)
+    else:
+        calibration, _ = folder_images(model, arguments.calibration, CALIBRATION, workers=arguments.workers)
+        recipes = entries(model, calibration, part)
+        if kept is not None:
+            save(kept, recipes)
+    if arguments.solve:
+        return
     images, _ = folder_images(model, arguments.data, max(256, *part.batches), workers=arguments.workers)
-    calibration, _ = folder_images(model, arguments.calibration, CALIBRATION, workers=arguments.workers)
-    recipes = entries(model, calibration, part)
     official: Path | None = arguments.tome if part.cut is not None and part.sense == "paper" else None
     for batch in part.batches:
         rows = bench(
@@ -110,6 +124,8 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         solved = make_entries(
             model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense=part.sense, progress=False
         )
+        if not part.ours:
+            return solved
         facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
         preset = best(model, calibration, part.cut, count=part.sense)
         tuned = adamerge.tune(model, calibration, part.cut, count=part.sense, tries=TRIES, progress=False)
@@ -125,6 +141,18 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         Entry("dymu", calibrated(dymu(r)), knob=r),
         Entry("tome", tome(r), knob=r),
     ]
+
+
+def save(path: Path, found: Sequence[Entry]) -> None:
+    """Keep recipes with how they were found."""
+    rows = [{"method": e.method, **e.facts, "recipe": e.recipe and e.recipe.to_json()} for e in found]
+    write_atomically(path, json.dumps(rows, indent=1))
+
+
+def load(path: Path) -> list[Entry]:
+    """The recipes that were kept."""
+    rows = [Entry(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    return [replace(row, recipe=row.recipe and Recipe.from_json(str(row.recipe))) for row in rows]
 
 
 def others(checkout: Path) -> Callable[[nn.Module], Sequence[Contender]]:

@@ -121,12 +121,18 @@ def watch_device(call: Callable[[], Any], device: torch.device) -> tuple[int | N
 
 def stages_of_kernels(events: Iterable[Any]) -> dict[str, float]:
     """Milliseconds that the device spent in the kernels of each stage, in all others and in all; nothing where none of
-    them is known.  Kernels that ran side by side count both."""
+    them is known.
+
+    A kernel counts from the end of the one that ended before it: of two side by side the later to end counts from the
+    end of the other, and one that was put in place early is not charged for its waiting.
+    """
     spent: dict[str, float] = {}
-    for event in events:
-        if str(event.device_type).endswith("CUDA") and event.name != FORWARD:
-            stage = KERNELS.get(event.name, "others")
-            spent[stage] = spent.get(stage, 0.0) + (event.time_range.end - event.time_range.start) / 1e3
+    over = 0.0
+    kernels = [event for event in events if str(event.device_type).endswith("CUDA") and event.name != FORWARD]
+    for event in sorted(kernels, key=lambda event: event.time_range.end):
+        stage = KERNELS.get(event.name, "others")
+        spent[stage] = spent.get(stage, 0.0) + (event.time_range.end - max(event.time_range.start, over)) / 1e3
+        over = event.time_range.end
     return {**spent, "all": sum(spent.values())} if spent.keys() - {"others"} else {}
 
 

@@ -83,11 +83,12 @@ def fold(x: Features, plan: Plan, weight: PerToken) -> Float[Tensor, "b m d"]:
     """
     b, _, d = x.shape
     part = shares(plan, weight)[..., None] * x.to(weight.dtype)
+    # Padding goes to a row of its own behind all others.
+    image = torch.arange(b, device=x.device)[:, None]
+    row = torch.where(plan.slot < 0, b * plan.width, plan.slot + plan.width * image)
     # -0.0 is the true neutral element of addition: 0.0 would turn a lone token's -0.0 into +0.0.
-    part = torch.where((plan.slot < 0)[..., None], -0.0, part)
-    row = plan.slot.clamp_min(0) + plan.width * torch.arange(b, device=x.device)[:, None]
-    start = part.new_full((b * plan.width, d), -0.0)
-    return start.index_add(0, row.flatten(), part.flatten(0, 1)).view(b, plan.width, d).to(x.dtype)
+    sums = part.new_full((b * plan.width + 1, d), -0.0).index_add_(0, row.flatten(), part.flatten(0, 1))
+    return sums[:-1].view(b, plan.width, d).to(x.dtype)
 
 
 def unfold(y: Float[Tensor, "b m d"], plan: Plan) -> Features:

@@ -5,10 +5,8 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from adamerge.runtime.kernels.launch import few
 from adamerge.runtime.wait import capturing
-
-# Up to as many rows, attention leaves processors idle.
-FEW = 4096
 
 
 class Beside:
@@ -18,7 +16,7 @@ class Beside:
     """
 
     def __init__(self, x: Tensor):
-        self.active = capturing(x) and len(x) <= FEW
+        self.active = capturing(x) and few(x)
 
     def __enter__(self) -> "Beside":
         if self.active:

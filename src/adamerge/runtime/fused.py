@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import gelu, linear
 
@@ -26,6 +26,8 @@ from adamerge.runtime.kernels.attention import attend
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.directions import directions
 from adamerge.runtime.kernels.glance import glance
+from adamerge.runtime.kernels.launch import few
+from adamerge.runtime.kernels.likest import fits, likest
 from adamerge.runtime.kernels.linear import linear as linear_fused
 from adamerge.runtime.kernels.linear import worthwhile
 from adamerge.runtime.kernels.match import Split, match
@@ -116,7 +118,7 @@ class Pass:
             with stage("decide"), beside:
                 glances = glance(query, key, state.layout, scale, logs) if fusion.glances else None
                 if fusion.keys:
-                    choice, wait = self._choose(state, fusion, layer, directions(key), glances)
+                    choice, wait = self._choose(state, fusion, layer, key, glances)
         with stage("attention"):
             attended = attend(query, key, value, state.layout, scale, logs)
         heads = (query, key, value, scale) if after and not isinstance(fusion, Fusion) else None
@@ -129,7 +131,12 @@ class Pass:
             if choice is None:
                 compared = after and isinstance(fusion, Fusion)
                 x, normed, inverse = add(
-                    state.x, branch, gamma=gamma, norm=None if compared else norm, inverse=compared
+                    state.x,
+                    branch,
+                    gamma=gamma,
+                    norm=None if compared else norm,
+                    inverse=compared,
+                    counted=self._many(state),
                 )
                 state, branch, gamma = replace(state, x=x, normed=normed, inverse=inverse), None, None
         if after and isinstance(fusion, Fusion):
@@ -170,15 +177,17 @@ class Pass:
         state: State,
         fusion: Fusion,
         layer: int,
-        compared: Float[Tensor, "total k"] | None,
+        key: PackedHeads | None,
         glances: Float[Tensor, "heads total"] | None,
     ) -> "tuple[Choice, Wait]":
-        """Decide by features of length 1, or by the tokens; the counts are already on their way back."""
+        """Decide by the keys, or by the tokens; the counts are already on their way back."""
         layout, inverse = state.layout, state.inverse
         split = Split(fusion.alternating, fusion.first, fusion.half)
         exact, sums = state.x.dtype == torch.float32, None
-        if compared is not None:
-            value, partner = match(compared, layout, split, exact=exact)
+        if key is not None and fits(layout, split):
+            value, partner = likest(key, layout, split, exact=exact)
+        elif key is not None:
+            value, partner = match(directions(key, self._many(state)), layout, split, exact=exact)
         else:
             inverse = inverse if inverse is not None else add(state.x, None, inverse=True)[2]
             assert inverse is not None
@@ -250,10 +259,17 @@ class Pass:
         query, key, value = product.unflatten(1, (3, shape.heads, shape.key_dim)).unbind(1)
         return query, key, value
 
+    def _counted(self, state: State) -> Int[Tensor, " one"] | None:
+        """How many rows there are, where the device alone knows."""
+        return state.layout.offsets[-1:] if self.counting else None
+
+    def _many(self, state: State) -> Int[Tensor, " one"] | None:
+        """The same where there are many: with few, asking takes longer than working in vain."""
+        return None if few(state.x) else self._counted(state)
+
     def _linear(self, state: State, x: Packed, layer: Affine, activate: bool = False) -> Float[Tensor, "total out"]:
-        counted = state.layout.offsets[-1:] if self.counting else None
         if (activate or self.counting) and worthwhile(x, layer.weight, activate):
-            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=counted)
+            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self._counted(state))
         y = linear(x, layer.weight, layer.bias)
         return gelu(y) if activate else y
 
@@ -278,7 +294,7 @@ class Pass:
             assert normed is not None
             hidden = self._linear(state, normed, numbers.fc1, activate=True)
             branch, gamma = self._linear(state, hidden, numbers.fc2), numbers.gamma2
-        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=decides)
+        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=decides, counted=self._many(state))
         return replace(state, x=x, normed=normed, inverse=inverse)
 
 

@@ -12,6 +12,7 @@ from adamerge.runtime.kernels import (
     decide,
     directions,
     glance,
+    likest,
     linear,
     match,
     merge,
@@ -47,9 +48,9 @@ ROW = dict(WIDTH=768, CHANNELS=1024, ROWS=4)
 NORMED = dict(BRANCH=True, GAMMA=True, NORM=True, WEIGHT=True, BIAS=True)
 
 build(
-    linear._linear_described, {"x": tile(128, 64), "weight": tile(256, 64), "y": tile(128, 128), "bias": HALF,
-    "counted": INT}, warps=8, INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True, COUNTED=True, ROWS=128, COLUMNS=256,
-    STEP=64, GROUP=8, PROGRAMS=132, TYPE=tl.bfloat16,
+    linear._linear_described, {"x": tile(128, 64), "weight": tile(256, 64), "narrow": tile(128, 64),
+    "y": tile(128, 128), "bias": HALF, "counted": INT}, warps=8, INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
+    COUNTED=True, ROWS=128, COLUMNS=256, STEP=64, GROUP=4, PROGRAMS=132, TYPE=tl.bfloat16,
 )  # fmt: skip
 build(
     linear._linear, typed(HALF="x weight y bias", INT="counted"), INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
@@ -66,7 +67,12 @@ for one in (True, False):
         | {"upper": tile(64, 64), "lower": tile(columns, 64), "scale": "fp32"}, warps=8, COSINE=not one,
         DESCRIBED=True, ONE_TILE=one, ROWS=64, COLUMNS=columns, WIDTH=768, STEP=64, PRECISION="tf32", **SPLIT,
     )  # fmt: skip
-build(directions._directions, typed(HALF="key", FLOAT="out"), HEADS=12, DIM=64, DIMS=64, ROWS=16)
+build(directions._directions, typed(HALF="key", FLOAT="out", INT="counted"), HEADS=12, DIM=64, DIMS=64, ROWS=16,
+      COUNTED=True)  # fmt: skip
+build(
+    likest._likest, typed(HALF="key", FLOAT="value", INT="partner offsets"), warps=8, HEADS=12, DIM=64, DIMS=64,
+    PAIRS=128, FIRST=1, PRECISION="tf32x3",
+)  # fmt: skip
 build(
     glance._glance, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"}, DIM=64, DIMS=64,
     KEYS=256, SIZED=True,
@@ -80,23 +86,23 @@ for salience, score in ((1, 1), (2, 3)):
     build(
         decide._decide,
         typed(
-            FLOAT="sums value size weight salience new_size members mass redundancy", DOUBLE="numbers",
-            INT="partner offsets old_history slot gone origin count history",
+            FLOAT="sums value size weight salience redundancy", DOUBLE="numbers",
+            INT="partner offsets old_history slot gone goal origin count history",
         )
         | {"strength": "fp32"},
         SALIENCE=salience, SCORE=score, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256,
-        SOURCES=128, RIVALS=32, PARTS=16, PATCHES=256, LIST=16, **SPLIT,
+        SOURCES=128, RIVALS=32, PARTS=16, PATCHES=256, **SPLIT,
     )  # fmt: skip
 build(
     merge._merge,
     typed(
-        HALF="x branch gamma y normed norm_weight norm_bias", INT="slot gone origin count offsets new_offsets",
-        FLOAT="weight sizes members totals size new_size new_logs",
+        HALF="x branch gamma y normed norm_weight norm_bias", INT="gone goal origin count offsets new_offsets",
+        FLOAT="weight size new_size new_logs",
     )
-    | {"eps": "fp32"}, IMAGES=256, LENGTH=True, LIST=32, **ROW, **NORMED,
+    | {"eps": "fp32"}, warps=1, WIDTH=768, CHANNELS=1024, IMAGES=256, LENGTH=True, LIST=32, **NORMED,
 )  # fmt: skip
 build(
-    residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse") | {"eps": "fp32"},
-    INVERSE=True, SHORTEST_=1e-12, **ROW, **NORMED,
+    residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse", INT="counted") | {"eps": "fp32"},
+    INVERSE=True, COUNTED=True, SHORTEST_=1e-12, **ROW, **NORMED,
 )  # fmt: skip
 build(unfold._unfold, typed(HALF="x out", INT="history offsets"), **ROW)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from awkward import noise
+from awkward import DEVICE, noise
 
 from adamerge.runtime.kernels.residual import add, add_reference
 from adamerge.runtime.view import Norm
@@ -36,3 +36,15 @@ def test_the_sum_is_rounded_as_torch_rounds_it():
 def test_a_row_of_zeros_has_a_finite_inverse_length():
     inverse = add(torch.zeros_like(noise(2, 96)), None, inverse=True)[2]
     assert inverse is not None and inverse.isfinite().all()
+
+
+def test_rows_behind_the_last_are_left_alone():
+    x, more = noise(11, 96), noise(11, 96, seed=1)
+    norm = Norm(None, None, 1e-6)
+    counted = torch.tensor([6], dtype=torch.int32, device=DEVICE)
+    spoiled = x.clone()
+    spoiled[6:] = float("nan")
+    found = add(spoiled, more, norm=norm, inverse=True, counted=counted)
+    for ours, expected in zip(found, add_reference(x, more, norm=norm, inverse=True), strict=True):
+        assert ours is not None and expected is not None
+        torch.testing.assert_close(ours[:6], expected[:6], rtol=1e-5, atol=3e-6)

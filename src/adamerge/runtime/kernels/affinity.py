@@ -63,10 +63,10 @@ def _affinity(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
     block, image = tl.program_id(0), tl.program_id(1)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
+    others_done(EARLY)
     if block * ROWS >= n:
         return
     row = block * ROWS + tl.arange(0, ROWS)
@@ -151,8 +151,8 @@ def _shape(layout: Layout, x: Packed) -> tuple[int, int, int, int]:
     warps = 4 if columns < 256 else 8
     if blocks(longest, 64) * layout.images < processors(x.device) // 2:
         # With little to do, what takes long is waiting for memory: more is asked for ahead.
-        return 16, columns, warps, 6
-    return 64, columns, warps, 3
+        return 16, columns, 4, 6
+    return 64, columns, warps, 4
 
 
 def affinity_reference(x: Packed, layout: Layout, split: Split, kind: Kind) -> tuple[PerRow, PerRow, RowSlots]:

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision, processors
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
 
 LOG2E = 1.4426950408889634
@@ -23,10 +23,10 @@ def _attend(
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
     SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     begin = tl.load(offsets + image)
     n = tl.load(offsets + image + 1) - begin
+    others_done(EARLY)
     if block * QUERIES >= n:
         return
     channel = tl.arange(0, DIMS)
@@ -73,22 +73,19 @@ def attend(
         return out
     if not query.stride() == key.stride() == value.stride() or query.stride(2) != 1:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
-    queries, keys, warps = _shape(layout, heads, dim, query)
+    queries, keys = _shape(layout.longest, query)
     _attend[(blocks(layout.longest, queries), layout.images * heads)](
         query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
         HEADS=heads, DIM=dim, DIMS=power(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
-        PRECISION=precision(query), num_warps=warps, num_stages=3,
+        PRECISION=precision(query), num_warps=4, num_stages=3,
         **placed(query),
     )  # fmt: skip
     return out
 
 
-def _shape(layout: Layout, heads: int, dim: int, query: PackedHeads) -> tuple[int, int, int]:
-    """Queries and keys of a tile, and warps.  Few images are cut finer, so that all processors take part."""
-    if query.dtype == torch.float32:
-        return 32, 32, 4
-    few = blocks(layout.longest, 128) * layout.images * heads < 2 * processors(query.device)
-    return min(64 if few or dim > 64 else 128, power(layout.longest)), 32, 4
+def _shape(longest: int, query: PackedHeads) -> tuple[int, int]:
+    """Queries and keys of a tile.  Twice as many queries are no faster, and round up further."""
+    return (32, 32) if query.dtype == torch.float32 else (min(64, power(longest)), 32)
 
 
 attend_reference = attend_each

@@ -34,20 +34,18 @@ class Rule:
 class Choice:
     """A decision for packed tokens.  Places are those of patches within their image.
 
-    `slot` is the place each patch goes to; `gone` the patches that merged away, in order; `origin` the patch that each
-    new place came from; `size`, `members` and `total` the size, number and weight of all patches in a new place.  All
-    are as long as the packed array, at the rows of the patches' own image.
+    `slot` is the place each patch goes to; `gone` the patches that merged away, in order, and `goal` where each of them
+    went; `origin` the patch that each new place came from.  All are as long as the packed array, at the rows of the
+    patches' own image.
     """
 
     slot: RowSlots
     gone: RowSlots
+    goal: RowSlots
     origin: RowSlots
     count: Counts
     weight: PerRow
     salience: PerRow
-    size: PerRow
-    members: PerRow
-    total: PerRow
     redundancy: PerImage
     history: Int[Tensor, "b patches"]
 
@@ -56,20 +54,30 @@ class Choice:
 @no_type_check
 def _decide(
     sums, value, partner, size, numbers, offsets, old_history,
-    slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, history,
+    slot, gone, goal, origin, count, weight, salience, redundancy, history,
     total, prefix, rows, r, strength, patches,
     SALIENCE: tl.constexpr, SCORE: tl.constexpr, WEIGHT: tl.constexpr, RULE: tl.constexpr,
     ALTERNATING: tl.constexpr, FIRST: tl.constexpr, HALF: tl.constexpr, SOURCES_FIRST: tl.constexpr,
     TOKENS: tl.constexpr, SOURCES: tl.constexpr, RIVALS: tl.constexpr, PARTS: tl.constexpr, PATCHES: tl.constexpr,
-    LIST: tl.constexpr, EARLY: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
+    # All that is read is asked for first: with few images, waiting for memory is what takes time here.
     image = tl.program_id(0)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
-    place = tl.arange(0, TOKENS)
+    place, patch = tl.arange(0, TOKENS), tl.arange(0, PATCHES)
     there = place < n
     source = source_at(place, n, ALTERNATING, FIRST)
+    sized = tl.load(size + base + place, mask=there, other=0.0)
+    past = tl.load(old_history + image * patches + patch, mask=patch < patches, other=0)
+    if RULE == 1:
+        centre, spread = tl.load(numbers), tl.load(numbers + 1)
+        most, steepness = tl.load(numbers + 2), tl.load(numbers + 3)
+    if RULE == 2:
+        threshold = tl.load(numbers)
+    others_done(EARLY)
+    score = tl.load(value + base + place, mask=source, other=0.0)
+    partners = tl.load(partner + base + place, mask=source, other=0)
 
     if SALIENCE == 0:
         s = tl.where(there, 1.0, 0.0)
@@ -89,7 +97,6 @@ def _decide(
         average = tl.sum(s, 0) / tl.maximum(n, 1)
         s = tl.where(average > 0.0, s / tl.where(average > 0.0, average, 1.0), tl.where(there, 1.0, 0.0))
 
-    score = tl.load(value + base + place, mask=source, other=0.0)
     if SCORE == 1:
         score = score * s
     if SCORE == 2:
@@ -100,7 +107,7 @@ def _decide(
         factor = tl.where(s > 0.0, raised, tl.where(strength == 0.0, 1.0, s))
         score = (score - 1.0) * factor
     score = tl.where(source, score, 0.0)
-    sources = tl.sum(source.to(tl.int32), 0)
+    sources = tl.where(n > 1, (n + 1 - FIRST) // 2, 0) if ALTERNATING else n // 2
     room = sources
     if HALF:
         room = tl.minimum(sources, n - sources)
@@ -108,12 +115,12 @@ def _decide(
     if RULE == 0:
         merges = r
     elif RULE == 1:
-        z = (mean.to(tl.float64) - tl.load(numbers)) / tl.load(numbers + 1)
-        wanted = tl.floor(tl.load(numbers + 2) / (1.0 + tl.exp(-tl.load(numbers + 3) * z)))
+        z = (mean.to(tl.float64) - centre) / spread
+        wanted = tl.floor(most / (1.0 + tl.exp(-steepness * z)))
         finite = (mean == mean) & (tl.abs(mean) < float("inf"))
         merges = tl.where(finite, tl.minimum(wanted, 1e6), 0.0).to(tl.int32)
     else:
-        merges = tl.sum((source & (score.to(tl.float64) > tl.load(numbers))).to(tl.int32), 0)
+        merges = tl.sum((source & (score.to(tl.float64) > threshold)).to(tl.int32), 0)
     merges = tl.minimum(merges, room)
 
     # The strongest first, ties by place: the rank of a source is how many go before it.
@@ -130,20 +137,13 @@ def _decide(
     merged = source & (tl.gather(rank, place // 2 if ALTERNATING else tl.minimum(place, SOURCES - 1), 0) < merges)
 
     kept = there & (merged == 0)
-    position = tl.cumsum(kept.to(tl.int32), 0) - 1
+    staying = tl.cumsum(kept.to(tl.int32), 0)
+    position = staying - 1
     if SOURCES_FIRST:
-        ahead = kept & source
-        behind = kept & (source == 0)
-        reordered = tl.where(
-            ahead,
-            tl.cumsum(ahead.to(tl.int32), 0) - 1,
-            tl.sum(ahead.to(tl.int32), 0) + tl.cumsum(behind.to(tl.int32), 0) - 1,
-        )
+        ahead = tl.cumsum((kept & source).to(tl.int32), 0)
+        reordered = tl.where(source, ahead, sources - merges + staying - ahead) - 1
         position = tl.where(merges > 0, reordered, position)
-    into = tl.load(partner + base + place, mask=merged, other=0)
-    goes = tl.where(merged, tl.gather(position, into, 0), position)
-
-    sized = tl.load(size + base + place, mask=there, other=0.0)
+    goes = tl.where(merged, tl.gather(position, partners, 0), position)
     if WEIGHT == 0:
         w = s
     elif WEIGHT == 1:
@@ -154,31 +154,14 @@ def _decide(
         w = kept.to(tl.float32)
     tl.store(slot + base + place, goes, mask=there)
     tl.store(origin + base + position, place, mask=kept)
-    tl.store(gone + base + tl.cumsum(merged.to(tl.int32), 0) - 1, place, mask=merged)
+    # As many are gone up to a place as do not stay.
+    listed = base + place - staying
+    tl.store(gone + listed, place, mask=merged)
+    tl.store(goal + listed, goes, mask=merged)
     tl.store(weight + base + place, w, mask=there)
     tl.store(salience + base + place, s, mask=there)
-    # What comes to each new place: those that stay bring themselves, those that are gone are added in order.
-    tl.store(new_size + base + position, sized, mask=kept)
-    tl.store(mass + base + position, w, mask=kept)
-    tl.debug_barrier()
-    sizes = tl.load(new_size + base + place, mask=place < n - merges, other=0.0)
-    weights = tl.load(mass + base + place, mask=place < n - merges, other=0.0)
-    number = tl.where(place < n - merges, 1.0, 0.0)
-    for start in range(0, merges, LIST):
-        entry = start + tl.arange(0, LIST)
-        token = tl.load(gone + base + entry, mask=entry < merges, other=0)
-        goal = tl.load(slot + base + token, mask=entry < merges, other=-1)
-        here = goal[None, :] == place[:, None]
-        sizes += tl.sum(tl.where(here, tl.load(size + base + token)[None, :], 0.0), 1)
-        weights += tl.sum(tl.where(here, tl.load(weight + base + token)[None, :], 0.0), 1)
-        number += tl.sum(here.to(tl.float32), 1)
-    tl.store(new_size + base + place, sizes, mask=place < n - merges)
-    tl.store(mass + base + place, weights, mask=place < n - merges)
-    tl.store(members + base + place, number, mask=place < n - merges)
     tl.store(count + image, n - merges)
     tl.store(redundancy + image, mean)
-    patch = tl.arange(0, PATCHES)
-    past = tl.load(old_history + image * patches + patch, mask=patch < patches, other=0)
     tl.store(history + image * patches + patch, tl.gather(goes, past, 0), mask=patch < patches)
 
 
@@ -204,9 +187,8 @@ def decide(
     to a mean of 1, or is 1 for everybody.  `strength` is how much it protects where the score does.
     """
     total, images, device = len(value), layout.images, value.device
-    slot, gone, origin = torch.empty((3, total), dtype=torch.int32, device=device).unbind()
-    numbers = torch.empty((5, total), dtype=torch.float32, device=device).unbind()
-    weight, salience, new_size, members, mass = numbers
+    places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
+    weight, salience = torch.empty((2, total), dtype=torch.float32, device=device).unbind()
     count = torch.empty(images, dtype=torch.int32, device=device)
     redundancy = torch.empty(images, dtype=torch.float32, device=device)
     after = torch.empty_like(history)
@@ -217,14 +199,14 @@ def decide(
         patches = history.shape[1]
         _decide[(images,)](
             parts, value, partner, size, rule.numbers, layout.offsets, history,
-            slot, gone, origin, count, *numbers, redundancy, after,
+            *places, count, weight, salience, redundancy, after,
             total, layout.prefix, rows, rule.r, strength, patches,
             SALIENCE=salient, SCORE=SCORES[score], WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind],
             ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=sources_first,
-            TOKENS=tokens, SOURCES=tokens // 2, RIVALS=min(32, tokens // 2), PATCHES=power(patches), LIST=16,
+            TOKENS=tokens, SOURCES=tokens // 2, RIVALS=min(32, tokens // 2), PATCHES=power(patches),
             PARTS=1 if parts is None else power(len(parts), 1),
             # Few images leave most processors idle; the others work at them with all they have.
             num_warps=4 if tokens <= 512 and images >= processors(device) else 8,
             **placed(value),
         )  # fmt: skip
-    return Choice(slot, gone, origin, count, weight, salience, new_size, members, mass, redundancy, after)
+    return Choice(*places, count, weight, salience, redundancy, after)

@@ -5,7 +5,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.kernels.launch import blocks, others_done, placed, power
@@ -17,30 +17,35 @@ ROWS = 16
 @triton.jit
 @no_type_check
 def _directions(
-    key, out, rows, row_stride, head_stride,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, EARLY: tl.constexpr,
+    key, out, counted, rows, row_stride, head_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, ROWS: tl.constexpr, COUNTED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     others_done(EARLY)
+    if COUNTED:
+        rows = tl.minimum(rows, tl.load(counted))
+        if tl.program_id(0) * ROWS >= rows:
+            return
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, DIMS)
     inside = (row < rows)[:, None] & (channel < DIM)[None, :]
     at = row.to(tl.int64)[:, None] * row_stride + channel[None, :]
     sum_ = tl.zeros([ROWS, DIMS], tl.float32)
-    for head in range(HEADS):
+    for head in tl.static_range(HEADS):
         sum_ += tl.load(key + at + head * head_stride, mask=inside, other=0.0).to(tl.float32)
     mean = sum_ / HEADS
     length = tl.maximum(tl.sqrt(tl.sum(mean * mean, 1)), 1e-12)
     tl.store(out + row.to(tl.int64)[:, None] * DIM + channel[None, :], mean / length[:, None], mask=inside)
 
 
-def directions(key: PackedHeads) -> Float[Tensor, "total k"]:
-    """The direction of each token's mean key, in float32."""
+def directions(key: PackedHeads, counted: Int[Tensor, " one"] | None = None) -> Float[Tensor, "total k"]:
+    """The direction of each token's mean key, in float32.  Rows from `counted[0]` on are neither read nor written."""
     rows, heads, dim = key.shape
     out = torch.empty((rows, dim), dtype=torch.float32, device=key.device)
     if rows:
         _directions[(blocks(rows, ROWS),)](
-            key, out, rows, key.stride(0), key.stride(1),
-            HEADS=heads, DIM=dim, DIMS=power(dim), ROWS=ROWS, num_warps=4,
+            key, out, counted, rows, key.stride(0), key.stride(1),
+            HEADS=heads, DIM=dim, DIMS=power(dim), ROWS=ROWS, COUNTED=counted is not None, num_warps=4,
             **placed(key),
         )  # fmt: skip
     return out

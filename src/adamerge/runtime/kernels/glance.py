@@ -23,10 +23,10 @@ def _glance(
     query, key, out, logs, offsets, scale, row_stride, head_stride, total,
     DIM: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, SIZED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
     head, image = tl.program_id(0), tl.program_id(1)
     begin = tl.load(offsets + image)
     n = tl.load(offsets + image + 1) - begin
+    others_done(EARLY)
     channel = tl.arange(0, DIMS)
     first = begin.to(tl.int64) * row_stride + head * head_stride
     q = tl.load(query + first + channel, mask=channel < DIM, other=0.0).to(tl.float32)

@@ -15,6 +15,9 @@ except ImportError:
     TensorDescriptor = None
 
 
+# Up to as many rows, processors are idle, and kernels wait for memory and for each other most of the time.
+FEW = 4096
+
 # That of torch 2.11, the oldest that the kernels were run with; 3.2, that of torch 2.6, cannot interpret them.
 OLDEST = (3, 6)
 
@@ -29,18 +32,27 @@ def too_old() -> str | None:
 @triton.jit
 @no_type_check
 def others_done(EARLY: tl.constexpr):
-    """Before anything is read or written: where the kernel was put in place while others still ran, wait for them.
+    """Where the kernel was put in place while the one before still ran, wait for that one.
 
-    The next one may then be put in place, too.
+    Nothing is written before, and only read what the kernel right before has not written: all earlier ones are done,
+    because none lets the next one in before its own wait.  The next one may be put in place from here on.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
 
 
+def few(x: Tensor) -> bool:
+    """Whether there are so few rows that a kernel's work is less than what surrounds it."""
+    return len(x) <= FEW
+
+
 def placed(x: Tensor) -> dict[str, bool]:
-    """How a kernel is launched: in CUDA graphs, from Hopper on, it is put in place while the one before still runs."""
-    if x.is_cuda and _copies_in_bulk(x.device) and torch.cuda.is_current_stream_capturing():
+    """How a kernel is launched: in CUDA graphs, from Hopper on, it is put in place while the one before still runs.
+
+    Not with many rows: what waits in place then takes room from what runs.
+    """
+    if x.is_cuda and few(x) and _copies_in_bulk(x.device) and torch.cuda.is_current_stream_capturing():
         return {"EARLY": True, "launch_pdl": True}
     return {"EARLY": False}
 

@@ -57,7 +57,7 @@ def place(number, tall, wide, GROUP: tl.constexpr):
 @triton.jit
 @no_type_check
 def _linear_described(
-    x, weight, bias, y, counted, rows,
+    x, weight, narrow, bias, y, counted, rows,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
     TYPE: tl.constexpr, EARLY: tl.constexpr,
@@ -67,7 +67,11 @@ def _linear_described(
         rows = tl.minimum(rows, tl.load(counted))
     tall, wide = tl.cdiv(rows, ROWS), tl.cdiv(OUTPUTS, COLUMNS)
     HALF: tl.constexpr = COLUMNS // 2
-    for number in tl.range(tl.program_id(0), tall * wide, PROGRAMS, flatten=True):
+    # Where the last tiles would keep half of the programs or fewer busy, all take half of a tile.
+    last = (tall * wide) % PROGRAMS
+    last = tl.where(2 * last <= PROGRAMS, last, 0)
+    whole = tall * wide - last
+    for number in tl.range(tl.program_id(0), whole, PROGRAMS, flatten=True):
         down, across = place(number, tall, wide, GROUP)
         sum_ = tl.zeros([ROWS, COLUMNS], tl.float32)
         for begin in range(0, INPUTS, STEP):
@@ -85,6 +89,18 @@ def _linear_described(
         if GELU:
             right = gelu(right)
         y.store([down * ROWS, across * COLUMNS + HALF], right.to(TYPE))
+    for number in range(tl.program_id(0), 2 * last, PROGRAMS):
+        down, across = place(whole + number // 2, tall, wide, GROUP)
+        begins = across * COLUMNS + (number % 2) * HALF
+        half = tl.zeros([ROWS, HALF], tl.float32)
+        for begin in range(0, INPUTS, STEP):
+            half = tl.dot(x.load([down * ROWS, begin]), narrow.load([begins, begin]).T, half)
+        column = begins + tl.arange(0, HALF)
+        if BIAS:
+            half += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            half = gelu(half)
+        y.store([down * ROWS, begins], half.to(TYPE))
 
 
 @triton.jit
@@ -131,7 +147,7 @@ def linear(
     bias: Float[Tensor, "out"] | None,
     *,
     gelu: bool = False,
-    rows: Int[Tensor, "one"] | None = None,
+    rows: Int[Tensor, " one"] | None = None,
 ) -> Float[Tensor, "total out"]:
     """`x @ weight.T + bias`, with exact GELU if asked for.  Rows from `rows[0]` on are neither read nor written."""
     total, inputs = x.shape
@@ -142,14 +158,15 @@ def linear(
     if _large(x, weight):
         programs = processors(x.device)
         _linear_described[(programs,)](
-            describe(x, [128, 64]), describe(weight, [256, 64]), bias, describe(y, [128, 128]), rows, total,
+            describe(x, [128, 64]), describe(weight, [256, 64]), describe(weight, [128, 64]), bias,
+            describe(y, [128, 128]), rows, total,
             INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=128,
-            COLUMNS=256, STEP=64, GROUP=8, PROGRAMS=programs,
+            COLUMNS=256, STEP=64, GROUP=4, PROGRAMS=programs,
             TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=8, num_stages=3,
             **placed(x),
         )  # fmt: skip
         return y
-    tall, wide, step, stages = (32, 64, 32, 2) if x.dtype == torch.float32 else (64, 64, 64, 4)
+    tall, wide, step, stages = (32, 64, 32, 2) if x.dtype == torch.float32 else (64, 64, 64, 6)
     _linear[(blocks(total, tall) * blocks(outputs, wide),)](
         x, weight, bias, y, rows, total, x.stride(0), weight.stride(0), INPUTS=inputs, OUTPUTS=outputs,
         BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=tall, COLUMNS=wide,
@@ -167,8 +184,9 @@ def worthwhile(x: Packed, weight: Float[Tensor, "out d"], activate: bool) -> boo
 
 
 def _large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
-    """Whether there are tiles for all processors, and a copy engine to bring them."""
-    return describable(x, weight) and blocks(len(x), 128) * blocks(len(weight), 256) >= processors(x.device)
+    """Whether there are tiles for all processors, and a copy engine to bring them and to take the results away."""
+    aligned = len(weight) % 8 == 0
+    return aligned and describable(x, weight) and blocks(len(x), 128) * blocks(len(weight), 256) >= processors(x.device)
 
 
 def linear_reference(

@@ -80,10 +80,10 @@ def _match(
     WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     ALTERNATING: tl.constexpr, FIRST: tl.constexpr, PRECISION: tl.constexpr, SCALED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
     block, image = tl.program_id(0), tl.program_id(1)
     base = tl.load(offsets + image) + prefix
     n = tl.load(offsets + image + 1) - base
+    others_done(EARLY)
     number = block * ROWS + tl.arange(0, ROWS)
     source = 2 * number + FIRST if ALTERNATING else number
     is_source = source_at(source, n, ALTERNATING, FIRST)
@@ -130,18 +130,25 @@ def match(
     sources = blocks(layout.most, 2) if split.alternating else layout.most // 2
     if sources == 0 or layout.images == 0:
         return value, partner
-    rows = columns = 32 if exact else 64
-    if not exact and blocks(sources, rows) * layout.images < processors(features.device) // 2:
-        # Few images are cut finer, so that more processors take part.
-        rows = 16
+    rows, columns, step, stages = _shape(features, blocks(sources, 64) * layout.images, exact)
     _match[(blocks(sources, rows), layout.images)](
         features, inverse, value, partner, layout.offsets, features.stride(0), layout.prefix,
-        WIDTH=width, STEP=min(64, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
+        WIDTH=width, STEP=min(step, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
         FIRST=split.first, PRECISION="ieee" if exact else "tf32x3",
-        SCALED=inverse is not None, num_warps=4,
+        SCALED=inverse is not None, num_warps=4, num_stages=stages,
         **placed(features),
     )  # fmt: skip
     return value, partner
+
+
+def _shape(features: Float[Tensor, "total k"], programs: int, exact: bool) -> tuple[int, int, int, int]:
+    """Rows, columns and channels of a tile, and stages.  `programs` are those of 64 rows each."""
+    if exact:
+        return 32, 32, 64, 3
+    if programs >= processors(features.device) // 2:
+        return 64, 64, 64, 3
+    # Few images are cut finer, so that more processors take part; long features are asked for further ahead.
+    return (16, 64, 64, 3) if features.dtype == torch.float32 else (16, 128, 128, 4)
 
 
 def match_reference(features: Float[Tensor, "total k"], layout: Layout, split: Split) -> tuple[PerRow, RowSlots]:

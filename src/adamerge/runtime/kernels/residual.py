@@ -5,7 +5,7 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.kernels.launch import blocks, others_done, placed, power
@@ -18,31 +18,45 @@ SHORTEST = 1e-12
 
 @triton.jit
 @no_type_check
-def norm_row(y, inside, weight, bias, channel, eps, WIDTH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
+def norm_numbers(weight, bias, channel, WIDTH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
+    """A layer norm's factors and what it adds, fetched while its input is still on the way; 1 and 0 if it has none."""
+    there = channel < WIDTH
+    factor = tl.full(channel.shape, 1.0, tl.float32)
+    more = tl.full(channel.shape, 0.0, tl.float32)
+    if WEIGHT:
+        factor = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
+    if BIAS:
+        more = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
+    return factor, more
+
+
+@triton.jit
+@no_type_check
+def norm_row(y, inside, factor, more, eps, WIDTH: tl.constexpr):
     """Layer norm of a tile of rows in float32."""
     mean = tl.sum(tl.where(inside, y, 0.0), 1) / WIDTH
     centred = tl.where(inside, y - mean[:, None], 0.0)
     variance = tl.sum(centred * centred, 1) / WIDTH
-    normed = centred / tl.sqrt(variance + eps)[:, None]
-    there = channel < WIDTH
-    if WEIGHT:
-        normed *= tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)[None, :]
-    if BIAS:
-        normed += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)[None, :]
-    return normed
+    return centred / tl.sqrt(variance + eps)[:, None] * factor[None, :] + more[None, :]
 
 
 @triton.jit
 @no_type_check
 def _add(
-    x, branch, gamma, y, normed, inverse, weight, bias, eps, rows, stride_x, stride_branch,
+    x, branch, gamma, y, normed, inverse, weight, bias, counted, eps, rows, stride_x, stride_branch,
     WIDTH: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BRANCH: tl.constexpr, GAMMA: tl.constexpr,
-    NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, INVERSE: tl.constexpr, SHORTEST_: tl.constexpr,
-    EARLY: tl.constexpr,
+    NORM: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, INVERSE: tl.constexpr, COUNTED: tl.constexpr,
+    SHORTEST_: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    others_done(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, CHANNELS)
+    if NORM:
+        norm_factor, norm_more = norm_numbers(weight, bias, channel, WIDTH, WEIGHT, BIAS)
+    others_done(EARLY)
+    if COUNTED:
+        rows = tl.minimum(rows, tl.load(counted))
+        if tl.program_id(0) * ROWS >= rows:
+            return
     inside = (row < rows)[:, None] & (channel < WIDTH)[None, :]
     at = row.to(tl.int64)[:, None]
     value = tl.load(x + at * stride_x + channel[None, :], mask=inside, other=0.0)
@@ -58,7 +72,7 @@ def _add(
         length = tl.sqrt(tl.sum(wide * wide, 1))
         tl.store(inverse + row, 1.0 / tl.maximum(length, SHORTEST_), mask=row < rows)
     if NORM:
-        out = norm_row(wide, inside, weight, bias, channel, eps, WIDTH, WEIGHT, BIAS)
+        out = norm_row(wide, inside, norm_factor, norm_more, eps, WIDTH)
         tl.store(normed + at * WIDTH + channel[None, :], out.to(value.dtype), mask=inside)
 
 
@@ -69,8 +83,12 @@ def add(
     gamma: Float[Tensor, " d"] | None = None,
     norm: Norm | None = None,
     inverse: bool = False,
+    counted: Int[Tensor, " one"] | None = None,
 ) -> tuple[Packed, Packed | None, PerRow | None]:
-    """`x + gamma * branch`, its layer norm if asked for, and one over the length of each row if asked for."""
+    """`x + gamma * branch`, its layer norm if asked for, and one over the length of each row if asked for.
+
+    Rows from `counted[0]` on are neither read nor written.
+    """
     rows, width = x.shape
     y = x if branch is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
     normed = None if norm is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
@@ -81,11 +99,11 @@ def add(
     per = max(1, min(4, 4096 // channels))
     _add[(blocks(rows, per),)](
         x, branch, gamma, y, normed, lengths, None if norm is None else norm.weight,
-        None if norm is None else norm.bias, 0.0 if norm is None else norm.eps, rows, x.stride(0),
+        None if norm is None else norm.bias, counted, 0.0 if norm is None else norm.eps, rows, x.stride(0),
         0 if branch is None else branch.stride(0), WIDTH=width, CHANNELS=channels, ROWS=per,
         BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
-        INVERSE=inverse, SHORTEST_=SHORTEST, num_warps=4,
+        INVERSE=inverse, COUNTED=counted is not None, SHORTEST_=SHORTEST, num_warps=4,
         **placed(x),
     )  # fmt: skip
     return y, normed, lengths
