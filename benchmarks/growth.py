@@ -170,13 +170,18 @@ def draw() -> None:
             if axis != "cut":
                 axes.set_xscale("log", base=2)
                 axes.set_yscale("log", base=2)
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.yaxis.set_major_formatter("{x:g}")
             for index, method in enumerate(("none", "adamerge", "dymu", "tome")):
                 mine = [row for row in rows if row["axis"] == axis and row["method"] == method]
-                x = [float(row[COLUMNS[axis]]) for row in mine]
-                name = "unmerged" if method == "none" else method
-                style: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index]}
-                axes.plot(x, [float(row["ms_p50"]) for row in mine], label=name, **style)
-                axes.plot(x, [float(row["floor_ms"]) for row in mine], **style, linestyle="--", alpha=0.45)
+                for column, look in (("ms_p50", {}), ("floor_ms", {"linestyle": "--", "alpha": 0.45})):
+                    y, colour = [float(row[column]) for row in mine], COLOURS[index]
+                    if axis == "cut" and method == "none":
+                        axes.axhline(sum(y) / len(y), color=colour, **look)
+                        continue
+                    label = {"label": "unmerged" if method == "none" else method} if not look else {}
+                    x = [float(row[COLUMNS[axis]]) for row in mine]
+                    axes.plot(x, y, color=colour, marker=MARKERS[index], **look, **label)
         panels[0].set_ylabel("milliseconds a batch (dashed: floor)", color=TEXT)
         panels[0].legend(frameon=False, labelcolor=TEXT)
         figure.tight_layout()

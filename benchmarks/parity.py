@@ -66,6 +66,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
+    # By default convolutions round float32 to ten bits, in another way for another number of images.
+    torch.backends.cudnn.allow_tf32 = False
     model = timm.create_model(arguments.model).eval()
     model.load_state_dict(load_file(arguments.weights))
     model.to(arguments.device)

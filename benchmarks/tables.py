@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
-from reading import MODELS, RESULTS, ROOT, Row, interval, read
+from reading import MODELS, ROOT, Row, interval, read
+from speed_tables import equal_cost_table, floor_table, sizes_table, speed_matrix, speed_table, stages_table
 
 CUTS = ("cut 10 %", "cut 20 %", "cut 30 %", "cut 40 %", "cut 50 %")
 SHOWN = ("adamerge", "adamerge (cosine, exchanged)", "tome", "pitome", "dsm", "tofu", "evit", "ats", "dymu", "random")
@@ -125,59 +126,6 @@ def _points(row: Row, name: str) -> str:
     return f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def bench_rows(name: str) -> list[Row]:
-    """The rows of a benchmark that have figures."""
-    return [row for row in read(name) if not row["error"]]
-
-
-def speed_matrix() -> str:
-    """Each method's fastest way at every batch size, with the ratio of costs beside it."""
-    found = bench_rows("bench-vit_base_patch16_224")
-    found = [row for row in found if row["target"] or "official" in row["method"]]
-    batches = sorted({int(row["batch"]) for row in found})
-    methods = dict.fromkeys(row["method"] for row in found)
-    lines = [
-        "| over the best unmerged, at batch | " + " | ".join(map(str, batches)) + " | promised by the cost |",
-        "|---|" + "---:|" * (len(batches) + 1),
-    ]
-    for method in methods:
-        mine = [row for row in found if row["method"] == method]
-        best = [max((float(row["speedup"]) for row in mine if int(row["batch"]) == b), default=None) for b in batches]
-        ideals = [float(row["ideal_true"]) for row in mine]
-        ideal = f"{min(ideals):.2f}–{max(ideals):.2f}×" if max(ideals) - min(ideals) > 0.005 else f"{ideals[0]:.2f}×"
-        lines.append(f"| {method} | " + " | ".join("–" if x is None else f"{x:.2f}×" for x in best) + f" | {ideal} |")
-    return "\n".join(lines)
-
-
-def speed_table() -> str:
-    """Every contender at every batch size of every model, from one interleaved run each."""
-    return "\n\n".join(_speed_of(path.stem) for path in sorted(RESULTS.glob("bench-*.csv")))
-
-
-def _speed_of(name: str) -> str:
-    found = bench_rows(name)
-    first = found[0]
-    lines = [
-        f"**{first['model']}**, {first['weights']} weights, {first['image_size']} pixels, {first['dtype']} on "
-        f"{first['device']}, {first['date'][:10]}.",
-        "",
-        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | waits |",
-        "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for row in found:
-        low, middle, high = (float(row[f"ms_{p}"]) for p in ("p20", "p50", "p80"))
-        # A processor's times say little about another's; their ratios do.
-        took = "–" if row["device"] == "cpu" else f"{middle:.2f} [{low:.2f}, {high:.2f}]"
-        memory = f"{float(row['own_mb']):.0f} MB" if row["own_mb"] else "–"
-        deciding = f"{float(row['deciding']):.0%}" if row["deciding"] else "–"
-        lines.append(
-            f"| {row['batch']} | {'unmerged' if row['method'] == 'none' else row['method']} | {row['way']} | "
-            f"{float(row['cut_true']):.1%} | {took} | {float(row['speedup']):.2f}× | "
-            f"{float(row['ideal_true']):.2f}× | {deciding} | {memory} | {row['syncs'] or '–'} |"
-        )
-    return "\n".join(lines)
-
-
 def _cell(model: str, method: str, cut: str) -> Row:
     (cell,) = [row for row in read(f"compare-{model}") if row["method"] == method and row["budget"] == cut]
     return cell
@@ -201,7 +149,17 @@ def pages() -> dict[Path, str]:
             results,
             {"verdict": verdict(), "comparison": long, "segmentation": segmentation_table(), "video": video_table()},
         ),
-        speed: _all_filled(speed, {"speeds": speed_matrix(), "speed": speed_table()}),
+        speed: _all_filled(
+            speed,
+            {
+                "speeds": speed_matrix(),
+                "equal": equal_cost_table(),
+                "sizes": sizes_table(),
+                "stages": stages_table(),
+                "floor": floor_table(),
+                "speed": speed_table(),
+            },
+        ),
         frontier: _all_filled(
             frontier,
             {

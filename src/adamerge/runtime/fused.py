@@ -27,7 +27,6 @@ from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.directions import directions
 from adamerge.runtime.kernels.glance import glance
 from adamerge.runtime.kernels.launch import few
-from adamerge.runtime.kernels.likest import fits, likest
 from adamerge.runtime.kernels.linear import linear as linear_fused
 from adamerge.runtime.kernels.linear import worthwhile
 from adamerge.runtime.kernels.match import Split, match
@@ -184,9 +183,7 @@ class Pass:
         layout, inverse = state.layout, state.inverse
         split = Split(fusion.alternating, fusion.first, fusion.half)
         exact, sums = state.x.dtype == torch.float32, None
-        if key is not None and fits(layout, split):
-            value, partner = likest(key, layout, split, exact=exact)
-        elif key is not None:
+        if key is not None:
             value, partner = match(directions(key, self._many(state)), layout, split, exact=exact)
         else:
             inverse = inverse if inverse is not None else add(state.x, None, inverse=True)[2]

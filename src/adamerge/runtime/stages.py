@@ -17,7 +17,6 @@ KERNELS = {
     "_affinity": "decide",
     "_directions": "decide",
     "_glance": "decide",
-    "_likest": "decide",
     "_match": "decide",
     "_decide": "decide",
     "_merge": "merge",

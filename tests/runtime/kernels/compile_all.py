@@ -12,7 +12,6 @@ from adamerge.runtime.kernels import (
     decide,
     directions,
     glance,
-    likest,
     linear,
     match,
     merge,
@@ -69,10 +68,6 @@ for one in (True, False):
     )  # fmt: skip
 build(directions._directions, typed(HALF="key", FLOAT="out", INT="counted"), HEADS=12, DIM=64, DIMS=64, ROWS=16,
       COUNTED=True)  # fmt: skip
-build(
-    likest._likest, typed(HALF="key", FLOAT="value", INT="partner offsets"), warps=8, HEADS=12, DIM=64, DIMS=64,
-    PAIRS=128, FIRST=1, PRECISION="tf32x3",
-)  # fmt: skip
 build(
     glance._glance, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"}, DIM=64, DIMS=64,
     KEYS=256, SIZED=True,

@@ -5,7 +5,6 @@ import torch
 from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.kernels.directions import directions, directions_reference
-from adamerge.runtime.kernels.likest import fits, likest, likest_reference
 from adamerge.runtime.kernels.match import Split, match, match_reference
 
 SPLITS = [Split(False), Split(True, 0), Split(True, 1, half=True)]
@@ -43,32 +42,6 @@ def test_ties_go_to_the_lower_place():
         _, expected = match_reference(features.cpu(), where, split)
         mask = sources(where, split)
         assert torch.equal(partner[mask].cpu(), expected[mask.cpu()])
-
-
-@pytest.mark.parametrize("heads, dim", [(1, 32), (3, 64), (2, 80)])
-@pytest.mark.parametrize("split", SPLITS[1:], ids=str)
-@pytest.mark.parametrize("name", [name for name in LENGTHS if name != "large"])
-def test_likest_is_both_in_one(name, split, heads, dim):
-    where = layout(name)
-    assert fits(where, split) and not fits(where, SPLITS[0]) and not fits(layout("large"), split)
-    # Keys lie between queries and values.
-    key = noise(where.total, 3, heads, dim)[:, 1]
-    value, partner = likest(key, where, split)
-    expected, expected_partner = likest_reference(key.cpu(), where, split)
-    mask = sources(where, split)
-    torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-6)
-    assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])
-
-
-def test_likest_gives_ties_to_the_lower_place_and_what_is_no_number_a_valid_partner():
-    where, split = layout("edges"), SPLITS[1]
-    key = torch.ones(where.total, 2, 32, device=DEVICE)
-    mask = sources(where, split)
-    assert torch.equal(
-        likest(key, where, split)[1][mask].cpu(), likest_reference(key.cpu(), where, split)[1][mask.cpu()]
-    )
-    partner = likest(key * float("nan"), where, split)[1][mask]
-    assert (partner >= 0).all() and (partner < where.most).all()
 
 
 @pytest.mark.parametrize("heads, dim", [(1, 32), (3, 64), (2, 80)])
