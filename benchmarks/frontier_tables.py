@@ -1,5 +1,7 @@
 """The tables of docs/frontier.md."""
 
+import math
+
 from reading import MODELS, RESULTS, Row, interval, read
 
 
@@ -101,14 +103,21 @@ def samples_table() -> str:
 def ablation_table() -> str:
     """What the frontier's family is made of, one change at a time."""
     rows = read("ablation-frontier")
-    head, found = list(rows[0]), [list(row.values()) for row in rows]
-    head = ["KL", *(name.replace("_patch16_224 cut ", ", ") for name in head[1:])]
+    cells = list(dict.fromkeys((row["model"], row["cut"]) for row in rows))
+    heads = [f"{model.removesuffix('_patch16_224')}, {float(cut):.0%}" for model, cut in cells]
     lines = [
-        head,
-        ["---", *["---:"] * 5, "---"],
-        *([*row[:1], *(f"{float(x):.4f}" for x in row[1:6]), row[6]] for row in found),
+        "| KL ± standard error | " + " | ".join(heads) + " | geometric mean | kept |",
+        "|---|" + "---:|" * (len(cells) + 1) + "---|",
     ]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    for what in dict.fromkeys(row["what"] for row in rows):
+        mine = {(row["model"], row["cut"]): row for row in rows if row["what"] == what}
+        losses = [float(mine[cell]["loss"]) for cell in cells]
+        shown = [f"{float(mine[c]['loss']):.4f} ± {float(mine[c]['standard_error']):.4f}" for c in cells]
+        mean = math.exp(sum(map(math.log, losses)) / len(losses))
+        lines.append(f"| {what} | " + " | ".join(shown) + f" | {mean:.4f} | {mine[cells[0]]['kept']} |")
+    first = rows[0]
+    how = f"{first['images']} images to calibrate on, {first['judged']} others to judge by, float32"
+    return "\n".join([*lines, "", f"*{how}.*"])
 
 
 def tuned_cell(model: str, method: str, cut: str) -> Row:
