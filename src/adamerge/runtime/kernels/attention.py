@@ -1,7 +1,7 @@
 """Attention over packed tokens: each image sees its own keys alone, a key of size s as often as s keys.
 
-The logarithm of a key's size is added to its scores.  It is fetched one tile ahead: waiting for it costs more than half
-of the whole kernel (0.61 ms instead of 0.22 on an H200, 256 images of 197 tokens, 12 heads of 64).
+The logarithm of a key's size is added to its scores.  It is fetched one tile ahead: the kernel would spend most of its
+time waiting for it.
 """
 
 from typing import no_type_check
