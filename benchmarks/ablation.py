@@ -7,19 +7,16 @@ benchmarks/results/ablation-frontier.csv as soon as it is known; rows that are t
 """
 
 import argparse
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from reading import RESULTS, read
+from reading import RESULTS, read, write
 from safetensors.torch import load_file
 
 from adamerge.benchmark import folder_images
-from adamerge.core.files import write_atomically
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import Average, BySalienceAndSize, BySize, Recipe
 from adamerge.core.salience import AttentionShare, Uniform
@@ -29,7 +26,6 @@ from adamerge.tuning.bench import Bench
 
 NAME = "ablation-frontier"
 CUTS = (0.3, 0.5)
-FIELDS = ("what", "kept", "model", "cut", "loss", "standard_error", "cut_true", "images", "judged", "device", "torch")
 
 
 def linked(metric: Keys | Tokens, strength: float = STRENGTH, from_prefix: bool = True) -> Bipartite:
@@ -94,16 +90,7 @@ def main() -> None:
                 row = {"loss": loss, "standard_error": error, "cut_true": 1 - found.macs.mean().item() / bench.full}
                 rows.append({"what": what, "kept": kept, "model": name, "cut": cut, **row, **facts})
                 print(f"{name} {cut:.0%} {what}: {loss:.4f} ± {error:.4f}", flush=True)
-                write(rows)
-
-
-def write(rows: list[dict[str, Any]]) -> None:
-    """All rows so far."""
-    text = io.StringIO()
-    table: csv.DictWriter[str] = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_atomically(RESULTS / f"{NAME}.csv", text.getvalue())
+                write(RESULTS / f"{NAME}.csv", rows)
 
 
 if __name__ == "__main__":

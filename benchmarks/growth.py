@@ -6,25 +6,21 @@ CUDA device; writes benchmarks/results/growth.csv, and docs/images/growth.png fr
 """
 
 import argparse
-import csv
-import io
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from reading import RESULTS, ROOT, read, write
 
 import adamerge
 from adamerge.benchmark import bench
-from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
 from adamerge.show.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "growth.csv"
+ROWS = RESULTS / "growth.csv"
 PICTURE = ROOT / "docs" / "images" / "growth.png"
 MODEL = "vit_base_patch16_224"
 BATCH, PIXELS, SHARE = 64, 224, 8 / 196
@@ -37,8 +33,6 @@ AXES: dict[str, list[dict[str, Any]]] = {
 LABELS = {"tokens": "tokens of an image", "batch": "images of a batch", "cut": "share of the true cost saved"}
 COLUMNS = {"tokens": "tokens", "batch": "batch", "cut": "cut_true"}
 CALIBRATION = 32
-FIELDS = ("axis", "at", "method", "way", "batch", "tokens", "cut_true", "ms_p20", "ms_p50", "ms_p80", "floor_ms",
-          "tflops", "gbytes", "device", "versions", "date")  # fmt: skip
 
 
 def main() -> None:
@@ -46,13 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", action="store_true", help="draw the rows that are there")
     if not parser.parse_args().draw:
-        text = io.StringIO()
-        table: csv.DictWriter[str] = csv.DictWriter(text, FIELDS, lineterminator="\n")
-        table.writeheader()
+        rows: list[dict[str, Any]] = []
         for row in measured():
-            table.writerow(row)
+            rows.append(row)
             print(row["axis"], row["at"], row["method"], f"{row['ms_p50']:.3f} ms, floor {row['floor_ms']:.3f}")
-            write_atomically(RESULTS, text.getvalue())
+            write(ROWS, rows)
     draw()
 
 
@@ -157,8 +149,7 @@ def _seconds(work: Any) -> float:
 
 def draw() -> None:
     """Three panels: milliseconds against tokens, batch and cut; the floor of each method is dashed."""
-    with RESULTS.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read(ROWS.stem)
     with drawing(PICTURE, 1680, 640) as figure:
         panels: Any = figure.subplots(1, len(AXES))
         for axes, axis in zip(panels, AXES, strict=True):

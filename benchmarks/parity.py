@@ -8,8 +8,6 @@ pixel is moved by a few roundings; such images are ties and counted apart.  Writ
 
 import argparse
 import copy
-import csv
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Any
 
 import timm
 import torch
+from reading import RESULTS, write
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import adamerge
 from adamerge.benchmark import folder_images
-from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
@@ -31,7 +29,6 @@ from adamerge.presets import best
 from adamerge.runtime.trace import Trace, join
 from adamerge.versions import versions
 
-RESULTS = Path(__file__).resolve().parent / "results"
 BATCH = 250
 # Moved pixels: how often, and by how much of themselves: eight roundings of float32.
 MOVES, MOVE = 4, 2.0**-20
@@ -79,11 +76,7 @@ def main() -> None:
         rows.append({"model": arguments.model, "method": name, **compared(model, recipe, images)})
         rows[-1] |= {"device": versions(arguments.device)["device"], "torch": torch.__version__}
         print(rows[-1], flush=True)
-        text = io.StringIO()
-        table: csv.DictWriter[str] = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
-        write_atomically(arguments.out / f"parity-{arguments.model}.csv", text.getvalue())
+        write(arguments.out / f"parity-{arguments.model}.csv", rows)
 
 
 def recipes(model: nn.Module, calibration: Tensor) -> Iterator[tuple[str, Recipe]]:

@@ -1,7 +1,12 @@
-"""The rows of benchmarks/results, and how a figure with its interval is written."""
+"""The rows of benchmarks/results, read and written, and how a figure with its interval is shown."""
 
 import csv
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from adamerge.core.files import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -13,6 +18,15 @@ def read(name: str) -> list[Row]:
     """The rows of a file."""
     with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A file of these rows, whole or not at all."""
+    text = io.StringIO()
+    table: csv.DictWriter[str] = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_atomically(path, text.getvalue())
 
 
 def interval(row: Row, name: str, digits: int) -> str:
