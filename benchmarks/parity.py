@@ -8,7 +8,7 @@ pixel is moved by a few roundings; such images are ties and counted apart.  Writ
 
 import argparse
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,10 @@ class Outcome:
 
     logits: Tensor
     trace: Trace
+
+    def distance(self, other: "Outcome") -> float:
+        """How far the logits are apart, root mean square."""
+        return (self.logits - other.logits).square().mean().sqrt().item()
 
     def same_counts(self, other: "Outcome") -> Tensor:
         """Which images merge as many at every layer."""
@@ -104,7 +108,6 @@ def compared(model: nn.Module, recipe: Recipe, images: Tensor) -> dict[str, Any]
     half, packed_half = (run(model, recipe, road, images, torch.bfloat16) for road in ("reference", "packed"))
     alone = [run(model, recipe, "packed", images[i : i + 1]) for i in range(min(ALONE, len(images)))]
     among = packed.trace.counts[: len(alone)]
-    error: Callable[[Outcome], float] = lambda o: (o.logits - full.logits).square().mean().sqrt().item()  # noqa: E731
     same = packed.same_slots(full)
     return {
         "images": len(images),
@@ -113,8 +116,8 @@ def compared(model: nn.Module, recipe: Recipe, images: Tensor) -> dict[str, Any]
         "ties": tied.double().mean().item(),
         "same_slots_without_ties": same[~tied].double().mean().item(),
         "logits_float32": (packed.logits - full.logits)[same].abs().amax().item(),
-        "bf16_error_reference": error(half),
-        "bf16_error_packed": error(packed_half),
+        "bf16_error_reference": full.distance(half),
+        "bf16_error_packed": full.distance(packed_half),
         "alone_same_r": (torch.cat([o.trace.counts for o in alone]) == among).all(1).double().mean().item(),
         "alone_logits": (torch.cat([o.logits for o in alone]) - packed.logits[: len(alone)]).abs().amax().item(),
     }
