@@ -23,14 +23,15 @@ from torch import Tensor, nn
 import adamerge
 from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
 from adamerge.benchmark.contenders import pricing
+from adamerge.core.budget import ZScore
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
+from adamerge.methods import Method, dymu, tome
 from adamerge.methods import adamerge as published
-from adamerge.methods import dymu, tome
 from adamerge.models.surgery import apply
 from adamerge.presets import best
-from adamerge.solve import Sense
+from adamerge.solve import Sense, solve
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CALIBRATION = 48
@@ -53,13 +54,20 @@ class Part:
     ours: bool = False
 
 
+def adaptive_tome(r_max: float) -> Recipe:
+    """ToMe with AdaMerge's counts: fewer merges where an image's keys are less alike than usual."""
+    return replace(tome(0), budget=ZScore(r_max, None))
+
+
+ADAPTIVE = Method(adaptive_tome, "r_max", 0, 96)
+
 PARTS = {
     "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23, ours=True),
     "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true"),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
-    "large": Part("vit_large_patch16_224", (64,), share=4 / 196),
-    "wide": Part("vit_base_patch16_384", (64,), share=8 / 196),
-    "base": Part("vit_base_patch16_224", (64,), share=8 / 196),
+    "large": Part("vit_large_patch16_224", (64, 8), share=4 / 196),
+    "wide": Part("vit_base_patch16_384", (64, 8), share=8 / 196),
+    "base": Part("vit_base_patch16_224", (64, 8), share=8 / 196),
 }
 
 
@@ -124,9 +132,11 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         solved = make_entries(
             model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense=part.sense, progress=False
         )
+        facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
+        adaptive = solve(model, calibration, ADAPTIVE, part.cut, sense=part.sense)
+        solved.append(Entry("tome (adaptive)", adaptive.recipe, knob=adaptive.knob, **facts))
         if not part.ours:
             return solved
-        facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
         preset = best(model, calibration, part.cut, count=part.sense)
         tuned = adamerge.tune(model, calibration, part.cut, count=part.sense, tries=TRIES, progress=False)
         return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]

@@ -1,5 +1,6 @@
 """The road with kernels does what the reference does, on whole models."""
 
+import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from adamerge.models.surgery import applied
 from adamerge.presets import protect
 from adamerge.runtime import fused, wait
 from adamerge.runtime.keep import keeping
+from adamerge.runtime.kernels.linear import linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -71,6 +73,28 @@ def test_same_plans_same_outputs(family, recipe):
     assert torch.equal(before.slots(), after.slots())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+
+
+# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("recipe, capturing", [("adaptive", False), ("threshold", True), ("preset on tokens", False)])
+def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturing, monkeypatch):
+    """Interpreted, there are two processors, and these products are large: sums of residuals are made by them."""
+    model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
+    chosen = (RECIPES | MORE)[recipe](model, images)
+    added = []
+    monkeypatch.setattr(fused, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
+    with torch.inference_mode():
+        exact = adamerge.apply(copy.deepcopy(model).double(), chosen, "reference")(images.double())
+        half = adamerge.apply(model.half(), chosen, "reference")(images.half())
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        if capturing:
+            for room in (fused, wait):
+                monkeypatch.setattr(room, "capturing", lambda x: True)
+        found = model(images.half())
+    assert (found - exact).norm() <= 2 * (half - exact).norm()
+    assert DEVICE == "cuda" or any(sum_ is not None for sum_ in added)
 
 
 @pytest.mark.parametrize("family", ["qk_norm", "dinov2", "average_pool", "dinov2_registers", "deit_distilled"])

@@ -1,11 +1,10 @@
-"""Work beside other work: in a CUDA graph, decisions about few images run while their attention does."""
+"""Work beside other work: in a CUDA graph, decisions by keys run while attention does, and in its wake."""
 
 from types import TracebackType
 
 import torch
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import few
 from adamerge.runtime.wait import capturing
 
 
@@ -16,7 +15,7 @@ class Beside:
     """
 
     def __init__(self, x: Tensor):
-        self.active = capturing(x) and few(x)
+        self.active = capturing(x)
 
     def __enter__(self) -> "Beside":
         if self.active:

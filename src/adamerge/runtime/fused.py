@@ -26,9 +26,9 @@ from adamerge.runtime.kernels.attention import attend
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.directions import directions
 from adamerge.runtime.kernels.glance import glance
-from adamerge.runtime.kernels.launch import few
+from adamerge.runtime.kernels.launch import describable, few
+from adamerge.runtime.kernels.linear import large, worthwhile
 from adamerge.runtime.kernels.linear import linear as linear_fused
-from adamerge.runtime.kernels.linear import worthwhile
 from adamerge.runtime.kernels.match import Split, match
 from adamerge.runtime.kernels.merge import merge
 from adamerge.runtime.kernels.residual import add
@@ -124,20 +124,16 @@ class Pass:
         held = (query, key) if beside.active else None
         del query, key, value
         with stage("project"):
-            branch = self._project(state, attended, layer)
             numbers = self.numbers[layer]
-            gamma, norm = (None, None) if numbers is None else (numbers.gamma1, numbers.norm2)
+            if numbers is None:
+                branch, gamma, norm = self.road.views[layer].project(attended), None, None
+            else:
+                state, branch = self._add_to(state, attended.flatten(1), numbers.project, numbers.gamma1)
+                gamma, norm = numbers.gamma1, numbers.norm2
             if choice is None:
                 compared = after and isinstance(fusion, Fusion)
-                x, normed, inverse = add(
-                    state.x,
-                    branch,
-                    gamma=gamma,
-                    norm=None if compared else norm,
-                    inverse=compared,
-                    counted=self._many(state),
-                )
-                state, branch, gamma = replace(state, x=x, normed=normed, inverse=inverse), None, None
+                state = self._sum(state, branch, gamma, None if compared else norm, compared)
+                branch, gamma = None, None
         if after and isinstance(fusion, Fusion):
             beside.join()
             del held
@@ -182,17 +178,16 @@ class Pass:
         """Decide by the keys, or by the tokens; the counts are already on their way back."""
         layout, inverse = state.layout, state.inverse
         split = Split(fusion.alternating, fusion.first, fusion.half)
-        exact, sums = state.x.dtype == torch.float32, None
+        sums = None
         if key is not None:
-            value, partner = match(directions(key, self._many(state)), layout, split, exact=exact)
+            value, partner = match(directions(key, self._many(state)), layout, split)
+        elif fusion.affinity is not None:
+            parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
+            sums = parts, rows
         else:
-            inverse = inverse if inverse is not None else add(state.x, None, inverse=True)[2]
-            assert inverse is not None
-            if fusion.affinity is None:
-                value, partner = match(state.x, layout, split, inverse=inverse, exact=exact)
-            else:
-                parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
-                sums = parts, rows
+            if inverse is None:
+                inverse = add(state.x, None, inverse=True, counted=self._many(state))[2]
+            value, partner = match(state.x, layout, split, inverse=inverse)
         choice = decide(
             value,
             partner,
@@ -265,16 +260,32 @@ class Pass:
         return None if few(state.x) else self._counted(state)
 
     def _linear(self, state: State, x: Packed, layer: Affine, activate: bool = False) -> Float[Tensor, "total out"]:
-        if (activate or self.counting) and worthwhile(x, layer.weight, activate):
+        if worthwhile(x, layer.weight, activate):
             return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self._counted(state))
         y = linear(x, layer.weight, layer.bias)
         return gelu(y) if activate else y
 
-    def _project(self, state: State, attended: PackedHeads, layer: int) -> Packed:
-        numbers = self.numbers[layer]
-        if numbers is None:
-            return self.road.views[layer].project(attended)
-        return self._linear(state, attended.flatten(1), numbers.project)
+    def _add_to(
+        self, state: State, x: Float[Tensor, "total inner"], layer: Affine, gamma: Float[Tensor, " d"] | None
+    ) -> tuple[State, Packed | None]:
+        """The tokens with a branch added, or, where this is left to what follows, as they are, and the branch."""
+        if not (large(x, layer.weight) and describable(state.x)):
+            return state, self._linear(state, x, layer)
+        sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self._counted(state))
+        return replace(state, x=sum_, normed=None, inverse=None), None
+
+    def _sum(
+        self, state: State, branch: Packed | None, gamma: Float[Tensor, " d"] | None, norm: Norm | None, compared: bool
+    ) -> State:
+        """The tokens with their branch, if it still is to be added, and the norm that follows.
+
+        If they are to be compared, the sum also gives their lengths.
+        """
+        if branch is None and norm is None:
+            return state
+        compared = compared and branch is not None
+        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=compared, counted=self._many(state))
+        return replace(state, x=x, normed=normed, inverse=inverse)
 
     def _second_half(self, state: State, layer: int) -> State:
         """The MLP, and what the next block begins with."""
@@ -290,9 +301,9 @@ class Pass:
             normed = state.normed if state.normed is not None else add(state.x, None, norm=numbers.norm2)[1]
             assert normed is not None
             hidden = self._linear(state, normed, numbers.fc1, activate=True)
-            branch, gamma = self._linear(state, hidden, numbers.fc2), numbers.gamma2
-        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=decides, counted=self._many(state))
-        return replace(state, x=x, normed=normed, inverse=inverse)
+            state, branch = self._add_to(state, hidden, numbers.fc2, numbers.gamma2)
+            gamma = numbers.gamma2
+        return self._sum(state, branch, gamma, norm, decides)
 
 
 def _logs(state: State, recipe: Recipe) -> PerRow | None:

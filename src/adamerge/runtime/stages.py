@@ -15,6 +15,7 @@ STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
 KERNELS = {
     "_attend": "attention",
     "_affinity": "decide",
+    "_whole": "decide",
     "_directions": "decide",
     "_glance": "decide",
     "_match": "decide",

@@ -17,6 +17,7 @@ from adamerge.runtime.kernels import (
     merge,
     residual,
     unfold,
+    whole,
 )
 
 HALF, FLOAT, INT, DOUBLE = "*bf16", "*fp32", "*i32", "*fp64"
@@ -46,11 +47,15 @@ SPLIT = dict(ALTERNATING=True, FIRST=1)
 ROW = dict(WIDTH=768, CHANNELS=1024, ROWS=4)
 NORMED = dict(BRANCH=True, GAMMA=True, NORM=True, WEIGHT=True, BIAS=True)
 
-build(
-    linear._linear_described, {"x": tile(128, 64), "weight": tile(256, 64), "narrow": tile(128, 64),
-    "y": tile(128, 128), "bias": HALF, "counted": INT}, warps=8, INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
-    COUNTED=True, ROWS=128, COLUMNS=256, STEP=64, GROUP=4, PROGRAMS=132, TYPE=tl.bfloat16,
-)  # fmt: skip
+for onto in (True, False):
+    piece = 32 if onto else 64
+    build(
+        linear._linear_described, typed(HALF="bias gamma", INT="counted")
+        | {"x": tile(128, 64), "weight": tile(128, 64), "narrow": tile(64, 64), "onto": tile(128, piece),
+           "y": tile(128, piece)},
+        INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=not onto, GAMMA=onto, ONTO=onto, COUNTED=True, ROWS=128, COLUMNS=128,
+        STEP=64, PIECE=piece, GROUP=4, PROGRAMS=264, TYPE=tl.bfloat16,
+    )  # fmt: skip
 build(
     linear._linear, typed(HALF="x weight y bias", INT="counted"), INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
     COUNTED=False, ROWS=64, COLUMNS=64, STEP=64, GROUP=8, PRECISION="tf32",
@@ -66,16 +71,21 @@ for one in (True, False):
         | {"upper": tile(64, 64), "lower": tile(columns, 64), "scale": "fp32"}, warps=8, COSINE=not one,
         DESCRIBED=True, ONE_TILE=one, ROWS=64, COLUMNS=columns, WIDTH=768, STEP=64, PRECISION="tf32", **SPLIT,
     )  # fmt: skip
-build(directions._directions, typed(HALF="key", FLOAT="out", INT="counted"), HEADS=12, DIM=64, DIMS=64, ROWS=16,
+build(
+    whole._whole, typed(FLOAT="sums value", INT="partner offsets") | {"near": tile(128, 64), "middle": tile(64, 64),
+    "scale": "fp32"}, warps=16, stages=4, COSINE=False, NEAR=128, MOST=256, WIDTH=768, STEP=64,
+    SHORTEST_=1e-12, **SPLIT,
+)  # fmt: skip
+build(directions._directions, typed(HALF="key", INT="counted") | {"out": "*fp16"}, HEADS=12, DIM=64, DIMS=64, ROWS=16,
       COUNTED=True)  # fmt: skip
 build(
     glance._glance, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"}, DIM=64, DIMS=64,
     KEYS=256, SIZED=True,
 )  # fmt: skip
-for features, width, scaled in (("*fp32", 64, False), ("*bf16", 768, True)):
+for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
     build(
         match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,
-        STEP=64, ROWS=64, COLUMNS=64, PRECISION="tf32x3", SCALED=scaled, **SPLIT,
+        STEP=64, ROWS=64, COLUMNS=64, PRECISION="tf32", SCALED=scaled, **SPLIT,
     )  # fmt: skip
 for salience, score in ((1, 1), (2, 3)):
     build(

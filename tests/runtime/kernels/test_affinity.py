@@ -4,15 +4,16 @@ from itertools import pairwise
 
 import pytest
 import torch
-from awkward import LENGTHS, layout, noise, sources
+from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.kernels.affinity import affinity, affinity_reference
 from adamerge.runtime.kernels.match import Split
 from adamerge.runtime.kernels.residual import add
-from adamerge.runtime.ragged import Layout
+from adamerge.runtime.kernels.whole import whole, worthwhile
+from adamerge.runtime.ragged import Layout, uneven
 
 
-def whole(parts: torch.Tensor, rows: int, where: Layout) -> torch.Tensor:
+def summed(parts: torch.Tensor, rows: int, where: Layout) -> torch.Tensor:
     """The sums of an image's parts."""
     sums = torch.zeros(where.total, device=parts.device)
     bounds = where.offsets.tolist()
@@ -24,18 +25,64 @@ def whole(parts: torch.Tensor, rows: int, where: Layout) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["dot", "scaled", "cosine"])
 @pytest.mark.parametrize("name, width", [(name, 96) for name in LENGTHS] + [("registers", 1280), ("edges", 200)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_salience_and_partner(name, width, kind, dtype):
+@pytest.mark.parametrize("dtype, together", [(torch.float32, False), (torch.float16, False), (torch.float16, True)])
+def test_salience_and_partner(name, width, kind, dtype, together, monkeypatch):
     where, split = layout(name), Split(kind == "scaled", 1)
+    fits = together and where.longest - where.prefix <= 256
+    monkeypatch.setattr("adamerge.runtime.kernels.affinity.worthwhile", lambda *_: fits)
     x = noise(where.total, width, dtype=dtype) * 0.3
-    inverse = add(x, None, inverse=True)[2]
-    assert inverse is not None
-    parts, rows, value, partner = affinity(x, inverse, where, split, kind)
+    inverse = None if name == "vit" else add(x, None, inverse=True)[2]
+    check(x, inverse, where, split, kind)
+
+
+@pytest.mark.parametrize("split", [Split(False), Split(True, 0), Split(True, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["dot", "cosine"])
+def test_one_program_an_image_at_the_edges_of_its_quadrants(kind, split):
+    where = uneven([1, 2, 127, 128, 129, 192, 193, 256], 1, DEVICE)
+    x = noise(where.total, 96, dtype=torch.float16) * 0.3
+    assert worthwhile(x, where) or DEVICE.type == "cuda"
+    parts, *_ = whole(x, where, split, 1.0, kind == "cosine")
+    assert len(parts) == 1
+    check(x, None, where, split, kind, whole(x, where, split, 1.0, kind == "cosine"))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
+@pytest.mark.parametrize("broken", [0, 1, 2, 3])
+def test_a_broken_image_spoils_no_other(broken):
+    where, split = uneven([40, 150, 100, 196], 1, DEVICE), Split(False)
+    x = noise(where.total, 96, dtype=torch.float16) * 0.3
+    begin, end = where.offsets[broken : broken + 2].tolist()
+    others = torch.ones(where.total, dtype=torch.bool, device=DEVICE)
+    others[begin:end] = False
+    others[where.offsets[:-1].long()] = False
+    spoiled = x.clone()
+    spoiled[begin:end] = float("nan")
+    clean, dirty = (whole(features, where, split, 1.0, False) for features in (x, spoiled))
+    assert torch.equal(clean[0][0][others], dirty[0][0][others])
+    mask = others & sources(where, split)
+    assert torch.equal(clean[2][mask], dirty[2][mask]) and torch.equal(clean[3][mask], dirty[3][mask])
+    assert dirty[3][sources(where, split)].max() < 196 and dirty[3][sources(where, split)].min() >= 0
+
+
+def test_few_images_or_large_ones_are_cut_into_blocks():
+    processors = 2 if DEVICE.type == "cpu" else torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    many, large, few = ([7] * processors, [257] * processors, [7] * ((processors - 1) // 2))
+
+    def together(counts, dtype=torch.float16):
+        where = uneven(counts, 1, DEVICE)
+        return worthwhile(noise(where.total, 32, dtype=dtype), where)
+
+    assert together(many) and not together(many, torch.float32)
+    assert not together(large) and not together(few)
+
+
+def check(x, inverse, where, split, kind, found=None):
+    parts, rows, value, partner = found or affinity(x, inverse, where, split, kind)
     sums, expected, expected_partner = affinity_reference(x.cpu(), where, split, kind)
     mask = sources(where, split)
     patches = torch.ones(where.total, dtype=torch.bool)
     for begin in where.offsets[:-1].tolist():
         patches[begin : begin + where.prefix] = False
-    torch.testing.assert_close(whole(parts, rows, where)[patches].cpu(), sums[patches], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(summed(parts, rows, where)[patches].cpu(), sums[patches], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-5)
     assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])

@@ -33,6 +33,23 @@ def test_bulk_copies(gelu, outputs):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_large_product_is_added_to_something(scaled):
+    """What a product, a factor and a sum give one after the other, each rounded; a device may round the last two at
+    once."""
+    rows, inputs, outputs = (270, 96, 264) if DEVICE.type == "cpu" else (4000, 96, 2056)
+    half = torch.float16
+    x, weight = noise(rows, inputs, dtype=half), noise(outputs, inputs, seed=1, dtype=half) / 8
+    bias, onto = noise(outputs, seed=2, dtype=half), noise(rows, outputs, seed=3, dtype=half)
+    gamma = noise(outputs, seed=4, dtype=half) if scaled else None
+    product = linear(x, weight, bias)
+    found = linear(x, weight, bias, gamma=gamma, onto=onto)
+    apart = onto + (product * gamma if gamma is not None else product)
+    assert torch.equal(found, apart) or (scaled and (found - apart).abs().max() <= 2**-9 * product.abs().max())
+    expected = linear_reference(x, weight, bias, gamma=gamma, onto=onto)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=4e-3)
+
+
 def test_rows_of_results_that_bulk_copies_cannot_write_are_left_to_the_library():
     assert not worthwhile(noise(9000, 96, dtype=torch.float16), noise(4001, 96, dtype=torch.float16), False)
 

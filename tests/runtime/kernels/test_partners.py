@@ -45,9 +45,22 @@ def test_ties_go_to_the_lower_place():
 
 
 @pytest.mark.parametrize("heads, dim", [(1, 32), (3, 64), (2, 80)])
-def test_directions(heads, dim):
-    key = noise(21, heads, dim)
-    torch.testing.assert_close(directions(key), directions_reference(key), rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("dtype, finest", [(torch.float32, 1e-6), (torch.bfloat16, 2**-11)])
+def test_directions(heads, dim, dtype, finest):
+    """Those of bfloat16 keys are rounded to 11 bits, three more than the keys have."""
+    key = noise(21, heads, dim, dtype=dtype)
+    torch.testing.assert_close(directions(key).float(), directions_reference(key), rtol=finest, atol=finest / 16)
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_partners_by_keys_of_half_precision(name):
+    where = layout(name)
+    features = directions(noise(where.total, 3, 64, dtype=torch.bfloat16))
+    value, partner = match(features, where, SPLITS[2])
+    expected, expected_partner = match_reference(features.float().cpu(), where, SPLITS[2])
+    mask = sources(where, SPLITS[2])
+    torch.testing.assert_close(value[mask].cpu(), expected[mask.cpu()], rtol=0, atol=1e-6)
+    assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])
 
 
 def test_directions_of_rows_behind_the_last_are_left_alone():

@@ -26,6 +26,8 @@ from adamerge.runtime.kernels.launch import (
     processors,
 )
 from adamerge.runtime.kernels.match import Split, best_of, products, source_at
+from adamerge.runtime.kernels.residual import add
+from adamerge.runtime.kernels.whole import whole, worthwhile
 from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
 
 Kind = Literal["dot", "scaled", "cosine"]
@@ -112,13 +114,18 @@ def _affinity(
 
 
 def affinity(
-    x: Packed, inverse: PerRow, layout: Layout, split: Split, kind: Kind
+    x: Packed, inverse: PerRow | None, layout: Layout, split: Split, kind: Kind
 ) -> tuple[Float[Tensor, "blocks total"], int, PerRow, RowSlots]:
     """The column sums of the row-softmaxed affinity in parts, the rows of a part, and each source's best partner.
 
-    `inverse` is one over the length of each token.  An image's salience is the sum of its first `ceil(n / rows)` parts.
+    `inverse` is one over the length of each token, if somebody has it already.  An image's salience is the sum of its
+    first `ceil(n / rows)` parts.
     """
     total, width = x.shape
+    scale = width**-0.5 if kind == "scaled" else 1.0
+    if worthwhile(x, layout):
+        return whole(x, layout, split, scale, cosine=kind == "cosine")
+    inverse = add(x, None, inverse=True, counted=layout.offsets[-1:])[2] if inverse is None else inverse
     rows, columns, warps, stages = _shape(layout, x)
     parts = blocks(layout.longest - layout.prefix, rows)
     sums = torch.empty((max(parts, 1), total), dtype=torch.float32, device=x.device)
@@ -130,7 +137,7 @@ def affinity(
         upper, lower = (describe(x, [rows, step]), describe(x, [columns, step])) if described else (x, x)
         _affinity[(parts, layout.images)](
             x, upper, lower, inverse, sums, value, partner, layout.offsets, x.stride(0), layout.prefix,
-            width**-0.5 if kind == "scaled" else 1.0, total,
+            scale, total,
             COSINE=kind == "cosine", DESCRIBED=described, ALTERNATING=split.alternating, FIRST=split.first,
             ONE_TILE=layout.longest - layout.prefix <= columns, ROWS=rows, COLUMNS=columns, WIDTH=width,
             STEP=step, PRECISION=precision(x), num_warps=warps, num_stages=stages,

@@ -39,9 +39,13 @@ def _directions(
 
 
 def directions(key: PackedHeads, counted: Int[Tensor, " one"] | None = None) -> Float[Tensor, "total k"]:
-    """The direction of each token's mean key, in float32.  Rows from `counted[0]` on are neither read nor written."""
+    """The direction of each token's mean key.  Rows from `counted[0]` on are neither read nor written.
+
+    In float32, or in float16 if keys are in half precision: of numbers up to 1 that keeps more than bfloat16 keys have.
+    """
     rows, heads, dim = key.shape
-    out = torch.empty((rows, dim), dtype=torch.float32, device=key.device)
+    exact = key.dtype == torch.float32
+    out = torch.empty((rows, dim), dtype=torch.float32 if exact else torch.float16, device=key.device)
     if rows:
         _directions[(blocks(rows, ROWS),)](
             key, out, counted, rows, key.stride(0), key.stride(1),

@@ -1,7 +1,8 @@
 """A linear layer with its activation in the epilogue, on as many rows as the device says there are.
 
-Large products go through the bulk copy engine with one program a processor, each taking tile after tile; small ones,
-all of whose tiles run at once, take the kernel with pointers.  Those between are better left to the vendor's library.
+Large products go through the bulk copy engine with two programs a processor, each taking tile after tile: while one
+multiplies, the other writes.  Small ones, all of whose tiles run at once, take the kernel with pointers.  Those between
+are better left to the vendor's library.
 """
 
 from typing import no_type_check
@@ -56,11 +57,42 @@ def place(number, tall, wide, GROUP: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def _put(
+    sum_, bias, gamma, onto, y, row, begin,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
+    GAMMA: tl.constexpr, ONTO: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Finish a tile and write it, rounded where the host rounds.
+
+    Piece by piece, so that the copy to memory of one runs beside the arithmetic of the next.
+    """
+    if WIDE > PIECE:
+        HALF: tl.constexpr = WIDE // 2
+        left, right = tl.split(tl.permute(tl.reshape(sum_, (sum_.shape[0], 2, HALF)), (0, 2, 1)))
+        _put(left, bias, gamma, onto, y, row, begin, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
+        _put(right, bias, gamma, onto, y, row, begin + HALF, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
+    else:
+        column = begin + tl.arange(0, WIDE)
+        if BIAS:
+            sum_ += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            sum_ = gelu(sum_)
+        result = sum_.to(TYPE)
+        if GAMMA:
+            factor = tl.load(gamma + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)
+            result = (result.to(tl.float32) * factor[None, :]).to(TYPE)
+        if ONTO:
+            result = (onto.load([row, begin]).to(tl.float32) + result.to(tl.float32)).to(TYPE)
+        y.store([row, begin], result)
+
+
+@triton.jit
+@no_type_check
 def _linear_described(
-    x, weight, narrow, bias, y, counted, rows,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
-    TYPE: tl.constexpr, EARLY: tl.constexpr,
+    x, weight, narrow, bias, gamma, onto, y, counted, rows,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, GAMMA: tl.constexpr,
+    ONTO: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
+    PIECE: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, TYPE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     others_done(EARLY)
     if COUNTED:
@@ -76,31 +108,15 @@ def _linear_described(
         sum_ = tl.zeros([ROWS, COLUMNS], tl.float32)
         for begin in range(0, INPUTS, STEP):
             sum_ = tl.dot(x.load([down * ROWS, begin]), weight.load([across * COLUMNS, begin]).T, sum_)
-        # In two halves, so that the copy to memory of one runs beside the arithmetic of the other.
-        left, right = tl.split(tl.permute(tl.reshape(sum_, (ROWS, 2, HALF)), (0, 2, 1)))
-        column = across * COLUMNS + tl.arange(0, HALF)
-        if BIAS:
-            left += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-        if GELU:
-            left = gelu(left)
-        y.store([down * ROWS, across * COLUMNS], left.to(TYPE))
-        if BIAS:
-            right += tl.load(bias + column + HALF, mask=column + HALF < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-        if GELU:
-            right = gelu(right)
-        y.store([down * ROWS, across * COLUMNS + HALF], right.to(TYPE))
+        row, column = down * ROWS, across * COLUMNS
+        _put(sum_, bias, gamma, onto, y, row, column, OUTPUTS, COLUMNS, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
     for number in range(tl.program_id(0), 2 * last, PROGRAMS):
         down, across = place(whole + number // 2, tall, wide, GROUP)
-        begins = across * COLUMNS + (number % 2) * HALF
+        column = across * COLUMNS + (number % 2) * HALF
         half = tl.zeros([ROWS, HALF], tl.float32)
         for begin in range(0, INPUTS, STEP):
-            half = tl.dot(x.load([down * ROWS, begin]), narrow.load([begins, begin]).T, half)
-        column = begins + tl.arange(0, HALF)
-        if BIAS:
-            half += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-        if GELU:
-            half = gelu(half)
-        y.store([down * ROWS, begins], half.to(TYPE))
+            half = tl.dot(x.load([down * ROWS, begin]), narrow.load([column, begin]).T, half)
+        _put(half, bias, gamma, onto, y, down * ROWS, column, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
 
 
 @triton.jit
@@ -147,25 +163,35 @@ def linear(
     bias: Float[Tensor, "out"] | None,
     *,
     gelu: bool = False,
+    gamma: Float[Tensor, "out"] | None = None,
+    onto: Float[Tensor, "total out"] | None = None,
     rows: Int[Tensor, " one"] | None = None,
 ) -> Float[Tensor, "total out"]:
-    """`x @ weight.T + bias`, with exact GELU if asked for.  Rows from `rows[0]` on are neither read nor written."""
+    """`x @ weight.T + bias`, with exact GELU if asked for.  Rows from `rows[0]` on are neither read nor written.
+
+    Large products can be added to something: then it is `onto + gamma * (x @ weight.T + bias)`.
+    """
     total, inputs = x.shape
     outputs = len(weight)
     y = torch.empty((total, outputs), dtype=x.dtype, device=x.device)
     if total == 0:
         return y
-    if _large(x, weight):
-        programs = processors(x.device)
+    if large(x, weight):
+        programs = 2 * processors(x.device)
+        # Two programs just fit into the memory of a processor.
+        piece = 64 if onto is None else 32
+        result = describe(y, [128, piece])
         _linear_described[(programs,)](
-            describe(x, [128, 64]), describe(weight, [256, 64]), describe(weight, [128, 64]), bias,
-            describe(y, [128, 128]), rows, total,
-            INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=128,
-            COLUMNS=256, STEP=64, GROUP=4, PROGRAMS=programs,
-            TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=8, num_stages=3,
+            describe(x, [128, 64]), describe(weight, [128, 64]), describe(weight, [64, 64]), bias, gamma,
+            result if onto is None else describe(onto, [128, piece]), result, rows, total,
+            INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, GAMMA=gamma is not None,
+            ONTO=onto is not None, COUNTED=rows is not None, ROWS=128, COLUMNS=128, STEP=64, PIECE=piece, GROUP=4,
+            PROGRAMS=programs,
+            TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=4, num_stages=3,
             **placed(x),
         )  # fmt: skip
         return y
+    assert gamma is None and onto is None
     tall, wide, step, stages = (32, 64, 32, 2) if x.dtype == torch.float32 else (64, 64, 64, 6)
     _linear[(blocks(total, tall) * blocks(outputs, wide),)](
         x, weight, bias, y, rows, total, x.stride(0), weight.stride(0), INPUTS=inputs, OUTPUTS=outputs,
@@ -180,18 +206,27 @@ def worthwhile(x: Packed, weight: Float[Tensor, "out d"], activate: bool) -> boo
     """Whether this is faster than the vendor's product and, if there is one, an activation of its own."""
     tiles = blocks(len(x), 64) * blocks(len(weight), 64)
     small = activate and x.dtype != torch.float32 and tiles <= 2 * processors(x.device)
-    return small or _large(x, weight)
+    return small or large(x, weight)
 
 
-def _large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
+def large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
     """Whether there are tiles for all processors, and a copy engine to bring them and to take the results away."""
     aligned = len(weight) % 8 == 0
-    return aligned and describable(x, weight) and blocks(len(x), 128) * blocks(len(weight), 256) >= processors(x.device)
+    tiles = blocks(len(x), 128) * blocks(len(weight), 128)
+    return aligned and describable(x, weight) and tiles >= 2 * processors(x.device)
 
 
 def linear_reference(
-    x: Packed, weight: Float[Tensor, "out d"], bias: Float[Tensor, "out"] | None, *, gelu: bool = False
+    x: Packed,
+    weight: Float[Tensor, "out d"],
+    bias: Float[Tensor, "out"] | None,
+    *,
+    gelu: bool = False,
+    gamma: Float[Tensor, "out"] | None = None,
+    onto: Float[Tensor, "total out"] | None = None,
 ) -> Float[Tensor, "total out"]:
     """The same in plain torch."""
     y = torch.nn.functional.linear(x, weight, bias)
-    return torch.nn.functional.gelu(y) if gelu else y
+    y = torch.nn.functional.gelu(y) if gelu else y
+    y = y if gamma is None else y * gamma
+    return y if onto is None else onto + y

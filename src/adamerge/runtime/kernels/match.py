@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, processors
+from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision, processors
 from adamerge.runtime.ragged import Layout, PerRow, RowSlots
 
 
@@ -116,13 +116,10 @@ def match(
     split: Split,
     *,
     inverse: PerRow | None = None,
-    exact: bool = True,
 ) -> tuple[PerRow, RowSlots]:
     """For every source the greatest product with a target, and that target's place; other entries mean nothing.
 
-    The features have length 1, so that products are cosines, or `inverse` is one over their lengths.  Unless `exact`,
-    three products of shorter numbers stand in for one of float32, which tensor cores do not have: the last two bits may
-    differ.
+    The features have length 1, so that products are cosines, or `inverse` is one over their lengths.
     """
     total, width = features.shape
     value = torch.empty(total, dtype=torch.float32, device=features.device)
@@ -130,25 +127,23 @@ def match(
     sources = blocks(layout.most, 2) if split.alternating else layout.most // 2
     if sources == 0 or layout.images == 0:
         return value, partner
-    rows, columns, step, stages = _shape(features, blocks(sources, 64) * layout.images, exact)
+    rows, columns, step, stages = _shape(features, blocks(sources, 64) * layout.images)
     _match[(blocks(sources, rows), layout.images)](
         features, inverse, value, partner, layout.offsets, features.stride(0), layout.prefix,
         WIDTH=width, STEP=min(step, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
-        FIRST=split.first, PRECISION="ieee" if exact else "tf32x3",
+        FIRST=split.first, PRECISION=precision(features),
         SCALED=inverse is not None, num_warps=4, num_stages=stages,
         **placed(features),
     )  # fmt: skip
     return value, partner
 
 
-def _shape(features: Float[Tensor, "total k"], programs: int, exact: bool) -> tuple[int, int, int, int]:
+def _shape(features: Float[Tensor, "total k"], programs: int) -> tuple[int, int, int, int]:
     """Rows, columns and channels of a tile, and stages.  `programs` are those of 64 rows each."""
-    if exact:
+    if features.dtype == torch.float32:
         return 32, 32, 64, 3
-    if programs >= processors(features.device) // 2:
-        return 64, 64, 64, 3
-    # Few images are cut finer, so that more processors take part; long features are asked for further ahead.
-    return (16, 64, 64, 3) if features.dtype == torch.float32 else (16, 128, 128, 4)
+    # Few images are cut finer, so that more processors take part, and asked for further ahead.
+    return (64, 64, 64, 3) if programs >= processors(features.device) // 2 else (16, 128, 128, 4)
 
 
 def match_reference(features: Float[Tensor, "total k"], layout: Layout, split: Split) -> tuple[PerRow, RowSlots]:

@@ -81,7 +81,7 @@ def _merge(
     number = tl.arange(0, CHANNELS)
     channel = number[None, :]
     inside = channel < WIDTH
-    if NORM:
+    if NORM and EARLY:
         norm_factor, norm_more = norm_numbers(norm_weight, norm_bias, number, WIDTH, WEIGHT, BIAS)
     others_done(EARLY)
     # Asked for together, before anybody knows how much of it counts: waiting for memory is what takes time here.
@@ -140,6 +140,8 @@ def _merge(
     tl.store(new_size + before + row, sized)
     tl.store(new_logs + before + row, tl.log2(sized))
     if NORM:
+        if not EARLY:
+            norm_factor, norm_more = norm_numbers(norm_weight, norm_bias, number, WIDTH, WEIGHT, BIAS)
         out = norm_row(result.to(tl.float32), inside, norm_factor, norm_more, eps, WIDTH)
         tl.store(normed + goes, out.to(y.dtype.element_ty), mask=inside)
 

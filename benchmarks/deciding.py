@@ -1,0 +1,112 @@
+"""What deciding takes: every method beside itself with its choices made before, in one interleaved run.
+
+The share of a kernel says little where kernels run side by side.  Left out, the decision is missing from the time, and
+all else is the same: the same merges of the same images.  A merge also does a layer norm, which a block without a merge
+does by itself; what the kernels of both take stands beside it.  Recipes are those that `benchmarks/speed.py` kept.
+Needs a CUDA device; writes benchmarks/results/deciding.csv.
+
+    python benchmarks/deciding.py --data IMAGES --recipes RECIPES/main.json [--batch 256]
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import timm
+import torch
+from reading import RESULTS, write
+from speed import load
+from torch import Tensor, nn
+
+import adamerge
+from adamerge.benchmark import folder_images, twin
+from adamerge.benchmark.timing import Timing, interleave, watch_device
+from adamerge.core.recipe import Recipe
+from adamerge.models.surgery import apply
+from adamerge.runtime import fused
+from adamerge.runtime.kernels.decide import Choice
+from adamerge.runtime.wait import Wait
+from adamerge.versions import versions
+
+MODEL = "vit_base_patch16_224"
+INNER = 3
+
+
+def main() -> None:
+    """Measure and write the rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--recipes", type=Path, required=True)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    device = torch.device("cuda")
+    model = timm.create_model(MODEL).to(device, torch.bfloat16).eval()
+    images, _ = folder_images(model, arguments.data, arguments.batch, workers=arguments.workers)
+    images = images.to(device, torch.bfloat16)
+    found = {entry.method: entry.recipe for entry in load(arguments.recipes) if entry.recipe is not None}
+    with torch.inference_mode():
+        graphs = [graph for recipe in found.values() for graph in both(model, recipe, images)]
+        calls = [lambda turn, graph=graph: graph(images) for graph in graphs]
+        times = interleave(calls, [INNER] * len(calls), device, rounds=arguments.rounds, progress=False)
+        rows: list[dict[str, Any]] = []
+        for method, graph, whole, decided in zip(found, graphs[::2], times[::2], times[1::2], strict=True):
+            assert isinstance(whole, Timing) and isinstance(decided, Timing), (whole, decided)
+            _, stages = watch_device(lambda graph=graph: graph(images), device)
+            rows.append(
+                {
+                    "model": MODEL,
+                    "method": method,
+                    "batch": arguments.batch,
+                    "ms_p50": whole.quantile(0.5),
+                    "ms_decided_p50": decided.quantile(0.5),
+                    # Round by round: both are measured within one, and a slow round is slow for both.
+                    "deciding": 1 - Timing(shares(whole, decided), INNER).quantile(0.5),
+                    "merge_ms": stages["merge"],
+                    "residual_ms": stages["residual"],
+                    "all_ms": stages["all"],
+                    "device": versions(str(device))["device"],
+                    "torch": torch.__version__,
+                }
+            )
+            print(rows[-1], flush=True)
+    write(arguments.out / "deciding.csv", rows)
+
+
+def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:
+    """What is left of each round's time without the decision."""
+    return tuple(b / a for a, b in zip(whole.rounds, decided.rounds, strict=True))
+
+
+def both(model: nn.Module, recipe: Recipe, images: Tensor) -> tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]:
+    """The merged model in a graph, and another that is given the choices of the first."""
+    kept: dict[int, Choice] = {}
+    choose = fused.Pass._choose
+
+    def keep(self: fused.Pass, state: Any, fusion: Any, layer: int, key: Any, glances: Any) -> tuple[Choice, Wait]:
+        kept[layer], wait = choose(self, state, fusion, layer, key, glances)
+        return kept[layer], wait
+
+    def give(self: fused.Pass, state: Any, fusion: Any, layer: int, key: Any, glances: Any) -> tuple[Choice, Wait]:
+        return kept[layer], Wait(kept[layer].count, state.layout, fusion.merges(layer, state.layout.most))
+
+    with patch.object(fused.Pass, "_choose", keep):
+        deciding = adamerge.capture(apply(twin(model), recipe, "packed"), images)
+    expected = deciding(images).clone()
+    kept = {
+        layer: Choice(*(getattr(made, field.name).clone() for field in fields(made))) for layer, made in kept.items()
+    }
+    with patch.object(fused.Pass, "_choose", give), patch.object(fused, "glance", lambda *_: None):
+        given = adamerge.capture(apply(twin(model), recipe, "packed"), images)
+    assert torch.equal(given(images), expected), "what was chosen before is not what was chosen"
+    return deciding, given
+
+
+if __name__ == "__main__":
+    main()
