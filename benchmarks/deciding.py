@@ -27,11 +27,12 @@ from adamerge.benchmark.timing import Timing, interleave, watch_device
 from adamerge.core.recipe import Recipe
 from adamerge.models.surgery import apply
 from adamerge.runtime import fused
+from adamerge.runtime.fusion import recognise
 from adamerge.runtime.kernels.decide import Choice
 from adamerge.runtime.wait import Wait
 from adamerge.versions import versions
 
-MODEL = "vit_base_patch16_224"
+MODEL, BLOCKS = "vit_base_patch16_224", 12
 INNER = 3
 
 
@@ -68,6 +69,7 @@ def main() -> None:
                     "ms_decided_p50": decided.quantile(0.5),
                     # Round by round: both are measured within one, and a slow round is slow for both.
                     "deciding": 1 - Timing(shares(whole, decided), INNER).quantile(0.5),
+                    "merges": merges(found[method]),
                     "merge_ms": stages["merge"],
                     "residual_ms": stages["residual"],
                     "all_ms": stages["all"],
@@ -77,6 +79,13 @@ def main() -> None:
             )
             print(rows[-1], flush=True)
     write(arguments.out / "deciding.csv", rows)
+
+
+def merges(recipe: Recipe) -> int:
+    """How many blocks merge; each of the others does its norm in a kernel that merges nothing."""
+    fusion = recognise(recipe, prefix=1, class_token=True)
+    assert not isinstance(fusion, str), fusion
+    return sum(fusion.may_merge(layer) for layer in range(BLOCKS))
 
 
 def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:

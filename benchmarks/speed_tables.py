@@ -1,10 +1,9 @@
-"""The tables of docs/speed.md, from benchmarks/results/bench-*.csv."""
-
-import json
+"""The tables of docs/speed.md, from benchmarks/results."""
 
 from reading import RESULTS, Row, read
 
-BASE = "vit_base_patch16_224"
+BASE, BLOCKS = "vit_base_patch16_224", 12
+TRAINED = "vit_tiny_patch16_224"
 
 
 def speed_matrix() -> str:
@@ -48,10 +47,21 @@ def equal_cost_table() -> str:
     return "\n".join(lines)
 
 
+def pairs_sentence() -> str:
+    """How far ToMe with adaptive counts is from ToMe in every run of many images that has both."""
+    pairs = [*(run for run in runs(f"bench-{BASE}") if run[0]["batch"] == "256"), read("deciding")]
+    times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in pairs]
+    apart = [f"{100 * (run['tome (adaptive)'] / run['tome'] - 1):+.1f}" for run in times if "tome (adaptive)" in run]
+    return (
+        f"Two runs differ by a percent or two: *tome (adaptive)* took {', '.join(apart[:-1])} and {apart[-1]} % more "
+        "than ToMe\nin the runs of 256 images that have both, at the same cost."
+    )
+
+
 def sizes_table() -> str:
     """Runs in which every layer merges a given share: other sizes of model and image, and half of the cost."""
     lines = [
-        "| | batch | unmerged, ms | method | true cut | speed-up | promised by the cost | deciding |",
+        "| | batch | unmerged, ms | method | true cut | speed-up | promised by the cost | in kernels of merging |",
         "|---|---:|---:|---|---:|---:|---:|---:|",
     ]
     names = (f"bench-{BASE}", "bench-vit_base_patch16_384", "bench-vit_large_patch16_224")
@@ -67,18 +77,34 @@ def sizes_table() -> str:
     return "\n".join(lines)
 
 
-def stages_table() -> str:
-    """What the kernels of deciding, merging and of residual sums take of a forward pass, at the paper's tier."""
+def deciding_table() -> str:
+    """What deciding takes of a forward pass, and what merging adds to the norms that a merge does in passing."""
     lines = [
-        "| batch 256 | decide | merge | residual sums and norms beside it |",
-        "|---|---:|---:|---:|",
+        "| batch 256 | deciding | kernels that merge | as many norms | deciding and merging without the norms |",
+        "|---|---:|---:|---:|---:|",
     ]
-    for run in runs(f"bench-{BASE}"):
-        for row in run:
-            if row["sense"] == "paper" and row["batch"] == "256":
-                spent = json.loads(row["stages"])
-                shares = " | ".join(f"{spent[name] / spent['all']:.1%}" for name in ("decide", "merge", "residual"))
-                lines.append(f"| {row['method']} | {shares} |")
+    for row in read("deciding"):
+        merges, whole = int(row["merges"]), float(row["all_ms"])
+        deciding, merging = float(row["deciding"]), float(row["merge_ms"]) / whole
+        # A block has two norms; those that no merge does are kernels of their own.
+        norms = float(row["residual_ms"]) / whole * merges / (2 * BLOCKS - merges)
+        shares = (deciding, merging, norms, deciding + merging - norms)
+        lines.append(f"| {row['method']} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
+    return "\n".join(lines)
+
+
+def parity_table() -> str:
+    """Do both roads choose alike, image by image?"""
+    lines = [
+        "| | images | same slots | ties | same slots, ties aside | bf16 error: reference | packed | same r alone |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in read(f"parity-{TRAINED}"):
+        same, ties, aside, alone = (
+            f"{float(row[name]):.1%}" for name in ("same_slots", "ties", "same_slots_without_ties", "alone_same_r")
+        )
+        errors = " | ".join(f"{float(row[f'bf16_error_{road}']):.3f}" for road in ("reference", "packed"))
+        lines.append(f"| {row['method']} | {row['images']} | {same} | {ties} | {aside} | {errors} | {alone} |")
     return "\n".join(lines)
 
 

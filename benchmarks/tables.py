@@ -6,7 +6,16 @@ from pathlib import Path
 
 from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
 from reading import MODELS, ROOT, Row, interval, read
-from speed_tables import equal_cost_table, floor_table, sizes_table, speed_matrix, speed_table, stages_table
+from speed_tables import (
+    deciding_table,
+    equal_cost_table,
+    floor_table,
+    pairs_sentence,
+    parity_table,
+    sizes_table,
+    speed_matrix,
+    speed_table,
+)
 
 CUTS = ("cut 10 %", "cut 20 %", "cut 30 %", "cut 40 %", "cut 50 %")
 SHOWN = ("adamerge", "adamerge (cosine, exchanged)", "tome", "pitome", "dsm", "tofu", "evit", "ats", "dymu", "random")
@@ -154,8 +163,10 @@ def pages() -> dict[Path, str]:
             {
                 "speeds": speed_matrix(),
                 "equal": equal_cost_table(),
+                "pairs": pairs_sentence(),
                 "sizes": sizes_table(),
-                "stages": stages_table(),
+                "deciding": deciding_table(),
+                "parity": parity_table(),
                 "floor": floor_table(),
                 "speed": speed_table(),
             },

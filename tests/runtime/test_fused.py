@@ -21,7 +21,7 @@ from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
 from adamerge.models import roads
 from adamerge.models.surgery import applied
 from adamerge.presets import protect
-from adamerge.runtime import fused, wait
+from adamerge.runtime import arithmetic, fused, wait
 from adamerge.runtime.keep import keeping
 from adamerge.runtime.kernels.linear import linear
 
@@ -83,7 +83,7 @@ def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturi
     model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
     chosen = (RECIPES | MORE)[recipe](model, images)
     added = []
-    monkeypatch.setattr(fused, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
+    monkeypatch.setattr(arithmetic, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
     with torch.inference_mode():
         exact = adamerge.apply(copy.deepcopy(model).double(), chosen, "reference")(images.double())
         half = adamerge.apply(model.half(), chosen, "reference")(images.half())

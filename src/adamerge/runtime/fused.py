@@ -10,14 +10,14 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import gelu, linear
 
 from adamerge.core.plan import Plan
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime import packed
+from adamerge.runtime.arithmetic import Arithmetic
 from adamerge.runtime.beside import Beside
 from adamerge.runtime.fusion import Fusion, recognise
 from adamerge.runtime.keep import keep
@@ -26,9 +26,6 @@ from adamerge.runtime.kernels.attention import attend
 from adamerge.runtime.kernels.decide import Choice, Rule, decide
 from adamerge.runtime.kernels.directions import directions
 from adamerge.runtime.kernels.glance import glance
-from adamerge.runtime.kernels.launch import describable, few
-from adamerge.runtime.kernels.linear import large, worthwhile
-from adamerge.runtime.kernels.linear import linear as linear_fused
 from adamerge.runtime.kernels.match import Split, match
 from adamerge.runtime.kernels.merge import merge
 from adamerge.runtime.kernels.residual import add
@@ -37,7 +34,7 @@ from adamerge.runtime.packed import State
 from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, pad
 from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
-from adamerge.runtime.view import Affine, Norm, Numbers, Plain, View
+from adamerge.runtime.view import Norm, Numbers, Plain, View
 from adamerge.runtime.wait import Wait, capturing
 
 # Where a pass has handed its tokens on, so that they are freed as soon as nobody needs them.
@@ -87,7 +84,8 @@ class Pass:
 
     def __init__(self, road: Road, state: State):
         self.road, self.state = road, state
-        self.counting = capturing(state.x) and isinstance(road.fusion, Fusion) and road.fusion.budget.ragged
+        counting = capturing(state.x) and isinstance(road.fusion, Fusion) and road.fusion.budget.ragged
+        self.arithmetic = Arithmetic(counting)
         self.numbers = [view.numbers() if isinstance(view, Plain) else None for view in road.views]
 
     def step(self, layer: int) -> None:
@@ -128,11 +126,11 @@ class Pass:
             if numbers is None:
                 branch, gamma, norm = self.road.views[layer].project(attended), None, None
             else:
-                state, branch = self._add_to(state, attended.flatten(1), numbers.project, numbers.gamma1)
+                state, branch = self.arithmetic.add_to(state, attended.flatten(1), numbers.project, numbers.gamma1)
                 gamma, norm = numbers.gamma1, numbers.norm2
             if choice is None:
                 compared = after and isinstance(fusion, Fusion)
-                state = self._sum(state, branch, gamma, None if compared else norm, compared)
+                state = self.arithmetic.sum(state, branch, gamma, None if compared else norm, compared)
                 branch, gamma = None, None
         if after and isinstance(fusion, Fusion):
             beside.join()
@@ -180,13 +178,13 @@ class Pass:
         split = Split(fusion.alternating, fusion.first, fusion.half)
         sums = None
         if key is not None:
-            value, partner = match(directions(key, self._many(state)), layout, split)
+            value, partner = match(directions(key, self.arithmetic.many(state)), layout, split)
         elif fusion.affinity is not None:
             parts, rows, value, partner = affinity(state.x, inverse, layout, split, fusion.affinity)
             sums = parts, rows
         else:
             if inverse is None:
-                inverse = add(state.x, None, inverse=True, counted=self._many(state))[2]
+                inverse = add(state.x, None, inverse=True, counted=self.arithmetic.many(state))[2]
             value, partner = match(state.x, layout, split, inverse=inverse)
         choice = decide(
             value,
@@ -247,45 +245,9 @@ class Pass:
         normed = state.normed if state.normed is not None else add(state.x, None, norm=numbers.norm1)[1]
         assert normed is not None
         shape = self.road.shapes[layer]
-        product = self._linear(state, normed, numbers.qkv)
+        product = self.arithmetic.linear(state, normed, numbers.qkv)
         query, key, value = product.unflatten(1, (3, shape.heads, shape.key_dim)).unbind(1)
         return query, key, value
-
-    def _counted(self, state: State) -> Int[Tensor, " one"] | None:
-        """How many rows there are, where the device alone knows."""
-        return state.layout.offsets[-1:] if self.counting else None
-
-    def _many(self, state: State) -> Int[Tensor, " one"] | None:
-        """The same where there are many: with few, asking takes longer than working in vain."""
-        return None if few(state.x) else self._counted(state)
-
-    def _linear(self, state: State, x: Packed, layer: Affine, activate: bool = False) -> Float[Tensor, "total out"]:
-        if worthwhile(x, layer.weight, activate):
-            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self._counted(state))
-        y = linear(x, layer.weight, layer.bias)
-        return gelu(y) if activate else y
-
-    def _add_to(
-        self, state: State, x: Float[Tensor, "total inner"], layer: Affine, gamma: Float[Tensor, " d"] | None
-    ) -> tuple[State, Packed | None]:
-        """The tokens with a branch added, or, where this is left to what follows, as they are, and the branch."""
-        if not (large(x, layer.weight) and describable(state.x)):
-            return state, self._linear(state, x, layer)
-        sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self._counted(state))
-        return replace(state, x=sum_, normed=None, inverse=None), None
-
-    def _sum(
-        self, state: State, branch: Packed | None, gamma: Float[Tensor, " d"] | None, norm: Norm | None, compared: bool
-    ) -> State:
-        """The tokens with their branch, if it still is to be added, and the norm that follows.
-
-        If they are to be compared, the sum also gives their lengths.
-        """
-        if branch is None and norm is None:
-            return state
-        compared = compared and branch is not None
-        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=compared, counted=self._many(state))
-        return replace(state, x=x, normed=normed, inverse=inverse)
 
     def _second_half(self, state: State, layer: int) -> State:
         """The MLP, and what the next block begins with."""
@@ -300,10 +262,10 @@ class Pass:
         else:
             normed = state.normed if state.normed is not None else add(state.x, None, norm=numbers.norm2)[1]
             assert normed is not None
-            hidden = self._linear(state, normed, numbers.fc1, activate=True)
-            state, branch = self._add_to(state, hidden, numbers.fc2, numbers.gamma2)
+            hidden = self.arithmetic.linear(state, normed, numbers.fc1, activate=True)
+            state, branch = self.arithmetic.add_to(state, hidden, numbers.fc2, numbers.gamma2)
             gamma = numbers.gamma2
-        return self._sum(state, branch, gamma, norm, decides)
+        return self.arithmetic.sum(state, branch, gamma, norm, decides)
 
 
 def _logs(state: State, recipe: Recipe) -> PerRow | None:
