@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import adamerge
 from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
 from adamerge.benchmark.contenders import pricing
-from adamerge.core.budget import ZScore
+from adamerge.core.budget import Fixed, ZScore
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
@@ -137,6 +137,7 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         solved.append(Entry("tome (adaptive)", adaptive.recipe, knob=adaptive.knob, **facts))
         if not part.ours:
             return solved
+        solved.append(Entry("one token", one_token(model), **facts))
         preset = best(model, calibration, part.cut, count=part.sense)
         tuned = adamerge.tune(model, calibration, part.cut, count=part.sense, tries=TRIES, progress=False)
         return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]
@@ -150,7 +151,13 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         Entry("adamerge", calibrated(published(2 * r)), knob=2 * r),
         Entry("dymu", calibrated(dymu(r)), knob=r),
         Entry("tome", tome(r), knob=r),
+        Entry("one token", one_token(model)),
     ]
+
+
+def one_token(model: Any) -> Recipe:
+    """One merge in the last block: what the road gives without merging.  Where nothing merges, the host runs itself."""
+    return replace(tome(1), budget=Fixed(1, delay=len(model.blocks) - 1))
 
 
 def save(path: Path, found: Sequence[Entry]) -> None:

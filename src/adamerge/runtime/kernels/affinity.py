@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.kernels.launch import (
+    ahead,
     blocks,
     describable,
     describe,
@@ -140,7 +141,7 @@ def affinity(
             scale, total,
             COSINE=kind == "cosine", DESCRIBED=described, ALTERNATING=split.alternating, FIRST=split.first,
             ONE_TILE=layout.longest - layout.prefix <= columns, ROWS=rows, COLUMNS=columns, WIDTH=width,
-            STEP=step, PRECISION=precision(x), num_warps=warps, num_stages=stages,
+            STEP=step, PRECISION=precision(x), num_warps=warps, num_stages=ahead(stages, x, rows, columns, step),
             **placed(x),
         )  # fmt: skip
     return sums, rows, value, partner

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision
+from adamerge.runtime.kernels.launch import ahead, blocks, others_done, placed, power, precision
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
 
 LOG2E = 1.4426950408889634
@@ -77,7 +77,7 @@ def attend(
     _attend[(blocks(layout.longest, queries), layout.images * heads)](
         query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
         HEADS=heads, DIM=dim, DIMS=power(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
-        PRECISION=precision(query), num_warps=4, num_stages=3,
+        PRECISION=precision(query), num_warps=4, num_stages=ahead(3, query, keys, keys, power(dim)),
         **placed(query),
     )  # fmt: skip
     return out

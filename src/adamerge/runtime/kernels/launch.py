@@ -18,6 +18,10 @@ except ImportError:
 # Up to as many rows, processors are idle, and kernels wait for memory and for each other most of the time.
 FEW = 4096
 
+# Bytes of a processor's memory: what a program may have on an H200, what is enough for all kernels with bulk copies,
+# and what a program needs besides the tiles it asks for ahead.
+H200, BULK, SCRATCH = 227 * 1024, 160 * 1024, 2048
+
 # That of torch 2.11, the oldest that the kernels were run with; 3.2, that of torch 2.6, cannot interpret them.
 OLDEST = (3, 6)
 
@@ -79,9 +83,22 @@ def processors(device: torch.device) -> int:
 
 
 @cache
+def shared(device: torch.device) -> int:
+    """How many bytes of its processor's memory a program may have: 163 KiB on an A100, 99 on devices for a desk."""
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else H200
+
+
+def ahead(wanted: int, x: Tensor, rows: int, columns: int, step: int) -> int:
+    """In how many stages tiles of so many rows and columns, `step` channels each, can be asked for: as many as wanted,
+    or as a processor's memory holds."""
+    return max(1, min(wanted, (shared(x.device) - SCRATCH) // ((rows + columns) * step * x.element_size())))
+
+
+@cache
 def _copies_in_bulk(device: torch.device) -> bool:
-    # Other vendors number their devices likewise.
-    return device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
+    # Other vendors number their devices likewise; later ones for a desk have the engine and less memory.
+    new = device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
+    return new and shared(device) >= BULK
 
 
 def describable(*arrays: Tensor) -> bool:

@@ -10,7 +10,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, others_done, placed, power, precision, processors
+from adamerge.runtime.kernels.launch import ahead, blocks, others_done, placed, power, precision, processors
 from adamerge.runtime.ragged import Layout, PerRow, RowSlots
 
 
@@ -128,11 +128,13 @@ def match(
     if sources == 0 or layout.images == 0:
         return value, partner
     rows, columns, step, stages = _shape(features, blocks(sources, 64) * layout.images)
+    step = min(step, power(width))
     _match[(blocks(sources, rows), layout.images)](
         features, inverse, value, partner, layout.offsets, features.stride(0), layout.prefix,
-        WIDTH=width, STEP=min(step, power(width)), ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
+        WIDTH=width, STEP=step, ROWS=rows, COLUMNS=columns, ALTERNATING=split.alternating,
         FIRST=split.first, PRECISION=precision(features),
-        SCALED=inverse is not None, num_warps=4, num_stages=stages,
+        SCALED=inverse is not None, num_warps=4,
+        num_stages=ahead(stages, features, rows, columns, step),
         **placed(features),
     )  # fmt: skip
     return value, partner

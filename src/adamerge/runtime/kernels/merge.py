@@ -82,6 +82,7 @@ def _merge(
     channel = number[None, :]
     inside = channel < WIDTH
     if NORM and EARLY:
+        # While it waits anyway.  With many rows, keeping these takes registers that another program could have.
         norm_factor, norm_more = norm_numbers(norm_weight, norm_bias, number, WIDTH, WEIGHT, BIAS)
     others_done(EARLY)
     # Asked for together, before anybody knows how much of it counts: waiting for memory is what takes time here.

@@ -194,7 +194,7 @@ def worthwhile(x: Packed, layout: Layout) -> bool:
 def whole(
     x: Packed, layout: Layout, split: Split, scale: float, cosine: bool
 ) -> tuple[Float[Tensor, "one total"], int, PerRow, RowSlots]:
-    """As `affinity` in one part, for images for which this is worthwhile."""
+    """As `affinity` in one part, for images for which this is worthwhile; its reference is the one of `affinity`."""
     total, width = x.shape
     sums, value = torch.empty((2, total), dtype=torch.float32, device=x.device).unbind()
     partner = torch.empty(total, dtype=torch.int32, device=x.device)
