@@ -10,10 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from adamerge.runtime.kernels.launch import ahead, blocks, others_done, placed, power, precision
+from adamerge.runtime.kernels.launch import LOG2E, ahead, blocks, others_done, placed, power, precision
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
-
-LOG2E = 1.4426950408889634
 
 
 @triton.jit

@@ -9,8 +9,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.attention import LOG2E
-from adamerge.runtime.kernels.launch import others_done, placed, power
+from adamerge.runtime.kernels.launch import LOG2E, others_done, placed, power
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow
 
 # A tile of as many keys holds most images whole.

@@ -15,6 +15,9 @@ except ImportError:
     TensorDescriptor = None
 
 
+# Kernels take powers of 2; hosts take those of e.
+LOG2E = 1.4426950408889634
+
 # Up to as many rows, processors are idle, and kernels wait for memory and for each other most of the time.
 FEW = 4096
 

@@ -15,12 +15,11 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.runtime.kernels.launch import blocks, describable, describe, others_done, placed, power, processors
+from adamerge.runtime.kernels.launch import LOG2E, blocks, describable, describe, others_done, placed, power, processors
 from adamerge.runtime.kernels.match import Split, best_of, source_at
 from adamerge.runtime.kernels.residual import SHORTEST
 from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
 
-LOG2E = 1.4426950408889634
 # Tokens in the first quadrant; the last one has as many, or half of that, or there is none.
 NEAR = 128
 STEP = 64
