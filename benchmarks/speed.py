@@ -66,6 +66,7 @@ PARTS = {
     "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true"),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64, 8), share=4 / 196),
+    "deep": Part("vit_large_patch16_224", (64, 8), share=8 / 196),
     "wide": Part("vit_base_patch16_384", (64, 8), share=8 / 196),
     "base": Part("vit_base_patch16_224", (64, 8), share=8 / 196),
 }

@@ -16,6 +16,7 @@ KERNELS = {
     "_attend": "attention",
     "_affinity": "decide",
     "_whole": "decide",
+    "_held": "decide",
     "_directions": "decide",
     "_glance": "decide",
     "_match": "decide",

@@ -12,6 +12,7 @@ from adamerge.runtime.kernels import (
     decide,
     directions,
     glance,
+    held,
     linear,
     match,
     merge,
@@ -75,6 +76,11 @@ build(
     whole._whole, typed(FLOAT="sums value", INT="partner offsets") | {"near": tile(128, 64), "middle": tile(64, 64),
     "scale": "fp32"}, warps=16, stages=4, COSINE=False, NEAR=128, MOST=256, WIDTH=768, STEP=64,
     SHORTEST_=1e-12, **SPLIT,
+)  # fmt: skip
+build(
+    held._held, typed(FLOAT="inverse sums value", INT="partner offsets") | {"rows": tile(64, 64),
+    "wide": tile(256, 64), "middle": tile(128, 64), "narrow": tile(64, 64), "scale": "fp32"}, warps=8, stages=4,
+    COSINE=False, COLUMNS=640, ROWS=64, WIDTH=768, STEP=64, **SPLIT,
 )  # fmt: skip
 build(directions._directions, typed(HALF="key", INT="counted") | {"out": "*fp16"}, HEADS=12, DIM=64, DIMS=64, ROWS=16,
       COUNTED=True)  # fmt: skip

@@ -7,6 +7,7 @@ import torch
 from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.kernels.affinity import affinity, affinity_reference
+from adamerge.runtime.kernels.held import held, holds
 from adamerge.runtime.kernels.match import Split
 from adamerge.runtime.kernels.residual import add
 from adamerge.runtime.kernels.whole import whole, worthwhile
@@ -44,10 +45,54 @@ def test_one_program_an_image_at_the_edges_of_its_quadrants(kind, split):
     check(x, None, where, split, kind, whole(x, where, split, 1.0, kind == "cosine"))
 
 
+@pytest.mark.parametrize("split", [Split(False), Split(True, 0), Split(True, 1)], ids=str)
+@pytest.mark.parametrize("kind", ["dot", "cosine"])
+def test_held_rows_at_the_edges_of_their_tiles(kind, split):
+    where = uneven([1, 64, 257, 384, 385, 512, 513, 576, 577, 640], 1, DEVICE)
+    x = noise(where.total, 96, dtype=torch.float16) * 0.3
+    assert holds(x, where)
+    check(x, add(x, None, inverse=True)[2], where, split, kind)
+
+
+@pytest.mark.parametrize("longest", [257, 384, 400, 513, 576])
+def test_held_rows_are_the_same_beside_longer_ones(longest):
+    """Nobody's tiles depend on the longest image of the batch."""
+    alone, among = uneven([longest], 1, DEVICE), uneven([longest, 640], 1, DEVICE)
+    x = noise(among.total, 96, dtype=torch.float16) * 0.3
+    inverse, split = add(x, None, inverse=True)[2], Split(True, 1)
+    one = held(x[: alone.total], inverse[: alone.total], alone, split, 1.0, cosine=False)
+    both = held(x, inverse, among, split, 1.0, cosine=False)
+    assert torch.equal(summed(*one[:2], alone), summed(*both[:2], among)[: alone.total])
+    mask = sources(alone, split)
+    assert all(torch.equal(a[mask], b[: alone.total][mask]) for a, b in zip(one[2:], both[2:], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["dot", "cosine"])
+def test_rows_too_long_to_be_held_take_two_passes(kind):
+    where = uneven([641, 3], 1, DEVICE)
+    x = noise(where.total, 96, dtype=torch.float16) * 0.3
+    assert not holds(x, where)
+    check(x, None, where, Split(True, 1), kind)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_broken_image_spoils_no_other_that_is_held(broken):
+    def rows(x, where, split):
+        parts, *others = held(x, add(x, None, inverse=True)[2], where, split, 1.0, cosine=False)
+        return summed(parts, others[0], where)[None], *others
+
+    spoils_no_other(rows, [300, 40, 540], broken)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
 @pytest.mark.parametrize("broken", [0, 1, 2, 3])
 def test_a_broken_image_spoils_no_other(broken):
-    where, split = uneven([40, 150, 100, 196], 1, DEVICE), Split(False)
+    spoils_no_other(lambda x, where, split: whole(x, where, split, 1.0, False), [40, 150, 100, 196], broken)
+
+
+def spoils_no_other(affine, counts, broken):
+    where, split = uneven(counts, 1, DEVICE), Split(False)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
     begin, end = where.offsets[broken : broken + 2].tolist()
     others = torch.ones(where.total, dtype=torch.bool, device=DEVICE)
@@ -55,11 +100,11 @@ def test_a_broken_image_spoils_no_other(broken):
     others[where.offsets[:-1].long()] = False
     spoiled = x.clone()
     spoiled[begin:end] = float("nan")
-    clean, dirty = (whole(features, where, split, 1.0, False) for features in (x, spoiled))
+    clean, dirty = (affine(features, where, split) for features in (x, spoiled))
     assert torch.equal(clean[0][0][others], dirty[0][0][others])
     mask = others & sources(where, split)
     assert torch.equal(clean[2][mask], dirty[2][mask]) and torch.equal(clean[3][mask], dirty[3][mask])
-    assert dirty[3][sources(where, split)].max() < 196 and dirty[3][sources(where, split)].min() >= 0
+    assert dirty[3][sources(where, split)].max() < max(counts) and dirty[3][sources(where, split)].min() >= 0
 
 
 def test_few_images_or_large_ones_are_cut_into_blocks():
@@ -72,6 +117,15 @@ def test_few_images_or_large_ones_are_cut_into_blocks():
 
     assert together(many) and not together(many, torch.float32)
     assert not together(large) and not together(few)
+
+
+def test_single_precision_short_rows_and_long_ones_are_not_held():
+    def fits(longest, dtype=torch.float16):
+        where = uneven([longest, 1], 1, DEVICE)
+        return holds(noise(where.total, 32, dtype=dtype), where)
+
+    assert fits(257) and fits(640)
+    assert not fits(256) and not fits(641) and not fits(300, torch.float32)
 
 
 def check(x, inverse, where, split, kind, found=None):

@@ -15,6 +15,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from adamerge.runtime.kernels.held import held, holds
 from adamerge.runtime.kernels.launch import (
     ahead,
     blocks,
@@ -26,7 +27,7 @@ from adamerge.runtime.kernels.launch import (
     precision,
     processors,
 )
-from adamerge.runtime.kernels.match import Split, best_of, products, source_at
+from adamerge.runtime.kernels.match import Split, best_of, products, source_at, tell
 from adamerge.runtime.kernels.residual import add
 from adamerge.runtime.kernels.whole import whole, worthwhile
 from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
@@ -108,10 +109,7 @@ def _affinity(
             )  # fmt: skip
             weight = tl.exp(score - high[:, None]) / mass[:, None]
             tl.store(out + column, tl.sum(tl.where((row < n)[:, None], weight, 0.0), 0), mask=column < n)
-    source = source_at(row, n, ALTERNATING, FIRST)
-    # Features that are not numbers have no best partner; everybody needs a valid one.
-    tl.store(value + base + row, best, mask=source)
-    tl.store(partner + base + row, tl.where(which < n, which, row), mask=source)
+    tell(value, partner, base, row, best, which, n, ALTERNATING, FIRST)
 
 
 def affinity(
@@ -127,6 +125,8 @@ def affinity(
     if worthwhile(x, layout):
         return whole(x, layout, split, scale, cosine=kind == "cosine")
     inverse = add(x, None, inverse=True, counted=layout.offsets[-1:])[2] if inverse is None else inverse
+    if holds(x, layout):
+        return held(x, inverse, layout, split, scale, cosine=kind == "cosine")
     rows, columns, warps, stages = _shape(layout, x)
     parts = blocks(layout.longest - layout.prefix, rows)
     sums = torch.empty((max(parts, 1), total), dtype=torch.float32, device=x.device)

@@ -128,7 +128,7 @@ def _decide(
     number = tl.arange(0, SOURCES)
     mine = tl.gather(clean, 2 * number + FIRST if ALTERNATING else number, 0)
     rank = tl.zeros([SOURCES], tl.int32)
-    for start in range(0, SOURCES, RIVALS):
+    for start in range(0, sources, RIVALS):
         rival = start + tl.arange(0, RIVALS)
         theirs = tl.gather(mine, rival, 0)[None, :]
         earlier = (theirs == mine[:, None]) & (rival[None, :] < number[:, None])

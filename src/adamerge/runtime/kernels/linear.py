@@ -30,21 +30,18 @@ from adamerge.runtime.ragged import Packed
 @triton.jit
 @no_type_check
 def gelu(x):
-    """Exact GELU, `x * (1 + erf(x / sqrt 2)) / 2`, to 4e-7: as exact as float32 is.
+    """Exact GELU, `x * (1 + erf(x / sqrt 2)) / 2`, to 4e-7: as exact as float32 is, and below 0 to 2^-12 of itself.
 
-    Half as many instructions as with the library's erf, which take as long as half of the product they follow.
+    The library's erf would take as long as half of the product it follows.
     """
     # -log2(erfc(a / sqrt 2)) / a for 0 <= a <= 5.5: a minimax fit, weighted by what it does to the result.
     a = tl.minimum(tl.abs(x), 5.5)
-    fit = 1.9014543113371474e-06 * a - 2.8049724278389476e-05
-    fit = fit * a + 0.0001314391556661576
-    fit = fit * a + 0.00027215832960791886
-    fit = fit * a - 0.007245530840009451
-    fit = fit * a + 0.05262769013643265
-    fit = fit * a + 0.4591621160507202
-    fit = fit * a + 1.1511110067367554
-    tail = 0.5 * tl.exp2(-a * fit)
-    return x * tl.where(x >= 0.0, 1.0 - tail, tail)
+    fit = 0.0007484124244497687 - 3.1915595466475426e-05 * a
+    fit = fit * a - 0.007975519531731555
+    fit = fit * a + 0.05319143038664033
+    fit = fit * a + 0.4589757286245527
+    fit = fit * a + 1.1511262990321391
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * tl.exp2(-1.0 - a * fit)
 
 
 @triton.jit

@@ -75,6 +75,15 @@ def best_of(similarity, allowed, column, best, partner, NOBODY: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def tell(value, partner, base, place, best, which, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
+    """Write partners of sources.  Features that are not numbers have no best one; everybody needs a valid one."""
+    source = source_at(place, n, ALTERNATING, FIRST)
+    tl.store(value + base + place, best, mask=source)
+    tl.store(partner + base + place, tl.where(which < n, which, place), mask=source)
+
+
+@triton.jit
+@no_type_check
 def _match(
     features, inverse, value, partner, offsets, stride, prefix,
     WIDTH: tl.constexpr, STEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -104,10 +113,7 @@ def _match(
         if SCALED:
             similarity *= own[:, None] * tl.load(inverse + base + target, mask=there, other=0.0)[None, :]
         best, which = best_of(similarity, there[None, :], target, best, which, 2147483647)
-    # Features that are not numbers have no best partner; everybody needs a valid one.
-    which = tl.where(which < n, which, source)
-    tl.store(value + base + source, best, mask=is_source)
-    tl.store(partner + base + source, which, mask=is_source)
+    tell(value, partner, base, source, best, which, n, ALTERNATING, FIRST)
 
 
 def match(

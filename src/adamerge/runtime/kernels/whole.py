@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.kernels.launch import LOG2E, blocks, describable, describe, others_done, placed, power, processors
-from adamerge.runtime.kernels.match import Split, best_of, source_at
+from adamerge.runtime.kernels.match import Split, best_of, source_at, tell
 from adamerge.runtime.kernels.residual import SHORTEST
 from adamerge.runtime.ragged import Layout, Packed, PerRow, RowSlots
 
@@ -51,16 +51,7 @@ def _best_down(similarity, allowed, row, NOBODY: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _tell(value, partner, base, place, best, which, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
-    """Write partners of sources.  Features that are not numbers have no best one; everybody needs a valid one."""
-    source = source_at(place, n, ALTERNATING, FIRST)
-    tl.store(value + base + place, best, mask=source)
-    tl.store(partner + base + place, tl.where(which < n, which, place), mask=source)
-
-
-@triton.jit
-@no_type_check
-def _scores(product, column, own, other, n, scale, COSINE: tl.constexpr):
+def scores(product, column, own, other, n, scale, COSINE: tl.constexpr):
     """The affinity, -inf where there is no column."""
     score = product * scale
     if COSINE:
@@ -86,8 +77,8 @@ def _small(
     best = tl.full([NEAR], float("-inf"), tl.float32)
     which = tl.full([NEAR], 2147483647, tl.int32)
     best, which = best_of(upper * own[None, :], target[None, :], p, best, which, 2147483647)
-    _tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
-    upper = _scores(upper, p, own, own, n, scale, COSINE)
+    tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
+    upper = scores(upper, p, own, own, n, scale, COSINE)
     high = tl.where(p < n, tl.max(upper, 1), 0.0)
     part = (p < n) / tl.where(p < n, tl.sum(tl.exp2(upper - high[:, None]), 1), 1.0)
     tl.store(sums + base + p, tl.sum(tl.exp2(upper - high[None, :]) * part[None, :], 1), mask=p < n)
@@ -124,13 +115,13 @@ def _large(
     which = tl.full([NEAR], 2147483647, tl.int32)
     best, which = best_of(upper * own[None, :], target[None, :], p, best, which, 2147483647)
     best, which = best_of(beside * other[None, :], further[None, :], q, best, which, 2147483647)
-    _tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
+    tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
     if ALTERNATING:
         best, which = _best_down(beside * own[:, None], target[:, None], p, 2147483647)
 
     # Columns that are not there have nothing to give.
-    upper = _scores(upper, p, own, own, n, scale, COSINE)
-    beside = _scores(beside, q, own, other, n, scale, COSINE)
+    upper = scores(upper, p, own, own, n, scale, COSINE)
+    beside = scores(beside, q, own, other, n, scale, COSINE)
     high = tl.maximum(tl.max(upper, 1), tl.max(beside, 1))
     right = tl.exp2(beside - high[:, None])
     part = 1.0 / (tl.sum(tl.exp2(upper - high[:, None]), 1) + tl.sum(right, 1))
@@ -145,8 +136,8 @@ def _large(
     if ALTERNATING:
         # Otherwise sources are the first half, all of them above.
         best, which = best_of(lower * other[None, :], further[None, :], q, best, which, 2147483647)
-        _tell(value, partner, base, q, best * other, which, n, ALTERNATING, FIRST)
-    lower = _scores(lower, q, other, other, n, scale, COSINE)
+        tell(value, partner, base, q, best * other, which, n, ALTERNATING, FIRST)
+    lower = scores(lower, q, other, other, n, scale, COSINE)
     high = tl.where(q < n, tl.maximum(tl.max(beside, 0), tl.max(lower, 1)), 0.0)
     beside = tl.exp2(beside - high[None, :])
     part = (q < n) / tl.where(q < n, tl.sum(beside, 0) + tl.sum(tl.exp2(lower - high[:, None]), 1), 1.0)
