@@ -97,7 +97,9 @@ def test_classes_keep_their_names_and_come_back(member):
         assert [kind.__qualname__ for kind in kinds(model)] == [kind.__qualname__ for kind in before]
         assert find_host(model).fingerprint()["class"] == owner
     adamerge.apply(model, tome(3))
-    assert kinds(model) == before, "a batch whose images keep the same counts runs as the host runs it"
+    for (module, method), own in zip(find_host(model).behind, before, strict=True):
+        alike = getattr(type(module), method) is getattr(own, method)
+        assert alike, "a batch whose images keep the same counts runs as the host runs it"
     adamerge.apply(model, adaptive(model))
     adamerge.remove(model)
     assert kinds(model) == before and repr(model) == text

@@ -1,4 +1,4 @@
-"""A module with one method replaced: it stays the same object, keeps its attributes and passes for its class.
+"""A module with methods replaced: it stays the same object, keeps its attributes and passes for its class.
 
 Its class changes, not its attributes: copies of a module, replicas on other devices among them, have their own `self`.
 """
@@ -9,37 +9,45 @@ from typing import Any
 
 from torch import nn
 
+Around = Callable[..., Any]
+# What methods of a class are replaced by, and a method of a module.
+Worn = tuple[tuple[str, Around], ...]
+Replaced = tuple[nn.Module, str, Around]
+
 
 @cache
-def _kind(base: type[nn.Module], method: str, around: Callable[..., Any]) -> type[nn.Module]:
-    """A subclass that passes for its base, whose `method` is `around(own, self, ...)`, `own` being the base's."""
-    own = getattr(base, method)
+def _kind(base: type[nn.Module], worn: Worn) -> type[nn.Module]:
+    """A subclass that passes for its base, whose methods are `around(own, self, ...)`, `own` being the base's."""
 
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        return _blank, (base, worn), self.__dict__
+
+    named = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
+    replaced = {method: _replaced(getattr(base, method), around) for method, around in worn}
+    hidden = {"__reduce_ex__": __reduce_ex__, "adamerge_base": base, "adamerge_worn": worn}
+    return type(base.__name__, (base,), {**named, **replaced, **hidden})
+
+
+def _replaced(own: Around, around: Around) -> Around:
     @wraps(own)
     def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
         return around(own, self, *args, **kwargs)
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        return _blank, (base, method, around), self.__dict__
-
-    named = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
-    return type(
-        base.__name__, (base,), {**named, method: replaced, "__reduce_ex__": __reduce_ex__, "adamerge_base": base}
-    )
+    return replaced
 
 
-def _blank(base: type[nn.Module], method: str, around: Callable[..., Any]) -> nn.Module:
-    return object.__new__(_kind(base, method, around))
+def _blank(base: type[nn.Module], worn: Worn) -> nn.Module:
+    return object.__new__(_kind(base, worn))
 
 
-def put_on(module: nn.Module, method: str, around: Callable[..., Any]) -> None:
+def put_on(module: nn.Module, method: str, around: Around) -> None:
     """Have `method` of a module run as `around(own, self, ...)`, a function at the top of its file."""
-    take_off(module)
-    module.__class__ = _kind(type(module), method, around)
+    worn = dict(getattr(type(module), "adamerge_worn", ()))
+    module.__class__ = _kind(own_class(module), tuple({**worn, method: around}.items()))
 
 
 def take_off(module: nn.Module) -> None:
-    """Undo `put_on`."""
+    """Undo all that was `put_on`."""
     module.__class__ = own_class(module)
 
 

@@ -12,6 +12,7 @@ from adamerge.core.errors import BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
 from adamerge.models.behind import Behind
 from adamerge.models.calls import Calls
+from adamerge.models.guise import Replaced
 from adamerge.models.stack import Stack
 from adamerge.runtime.view import View
 
@@ -22,7 +23,8 @@ class Host:
 
     `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself: the vision
     tower of a model that wants texts as well.  `behind` are the methods, each of a module, that make the model's output
-    of what the blocks gave, as far as they multiply matrices.
+    of what the blocks gave, as far as they multiply matrices; `before` are those that make what enters the blocks, and
+    what replaces them where kernels run the blocks.
     """
 
     owner: nn.Module
@@ -34,6 +36,7 @@ class Host:
     calls: Calls = field(default_factory=Calls)
     entry: nn.Module | None = None
     behind: Behind = ()
+    before: tuple[Replaced, ...] = ()
 
     @property
     def container(self) -> nn.Module:

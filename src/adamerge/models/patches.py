@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from adamerge.models.guise import own_class
+from adamerge.models.guise import Replaced, own_class
+
+
+def cut_by_product(model: nn.Module) -> tuple[Replaced, ...]:
+    """What is to be put on a model so that it cuts by products."""
+    return tuple((module, "forward", by_product) for module in cutters(model))
 
 
 def cutters(model: nn.Module) -> tuple[nn.Conv2d, ...]:
@@ -33,15 +38,20 @@ def by_product(own: Callable[..., Tensor], self: Any, images: Tensor) -> Tensor:
 
 
 def pays(convolution: nn.Conv2d, images: Tensor) -> bool:
-    """Whether the product is faster, and nobody trains; compilers know their own ways."""
+    """Whether the product is faster, and nobody trains."""
+    sides = zip(images.shape[2:], convolution.kernel_size, strict=True)
+    return inferring(images, convolution.weight) and all(side % size == 0 for side, size in sides)
+
+
+def inferring(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is inference in half precision on CUDA, outside of compilers."""
     return (
-        images.is_cuda
+        x.is_cuda
         and not torch.compiler.is_compiling()
-        and images.dtype == convolution.weight.dtype
-        and images.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.bfloat16, torch.float16)
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cuda")
-        and all(side % size == 0 for side, size in zip(images.shape[2:], convolution.kernel_size, strict=True))
     )
 
 

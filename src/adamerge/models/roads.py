@@ -90,7 +90,7 @@ class Switch:
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
             return f"there are no kernels for {x.dtype}"
-        return _without_kernels() if x.is_cuda else None
+        return without_kernels() if x.is_cuda else None
 
     def _kernels(self) -> "fused.Road":
         if self._fused is None:
@@ -105,7 +105,7 @@ class Switch:
             warnings.warn(text, stacklevel=2)
 
 
-def _without_kernels() -> str | None:
+def without_kernels() -> str | None:
     """Why the kernels cannot be compiled here, if so."""
     if find_spec("triton") is None:
         return "Triton is not installed"

@@ -11,8 +11,7 @@ from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
 from adamerge.models.behind import Behind, singly
 from adamerge.models.calls import Calls
-from adamerge.models.guise import put_on, take_off
-from adamerge.models.patches import by_product
+from adamerge.models.guise import Replaced, put_on, take_off
 from adamerge.models.roads import Road, Runtime, Switch
 from adamerge.models.standin import settle, stand_in
 from adamerge.runtime.padded import Tables
@@ -36,7 +35,7 @@ class Stack(nn.Module):
         runtime: Runtime = "auto",
         calls: Calls | None = None,
         behind: Behind = (),
-        cutters: Sequence[nn.Module] = (),
+        before: Sequence[Replaced] = (),
     ):
         super().__init__()
         self.calls = calls or Calls()
@@ -46,7 +45,7 @@ class Stack(nn.Module):
         self._owner = (owner,)
         self._container = (container,)
         self._behind = behind
-        self._cutters = tuple(cutters)
+        self._before = tuple(before)
         self._views = tuple(views)
         self.prefix = prefix
         self.class_token = class_token
@@ -70,17 +69,17 @@ class Stack(nn.Module):
 
     def enter(self) -> None:
         """Once in the container's place: whatever runs behind blocks that run image by image does so too, and what
-        cuts images into patches for kernels does so in their way."""
+        makes tokens for kernels does so in their way."""
         if self.recipe.ragged:
             for module, method in self._behind:
                 singly(module, method)
         if self.switch.may_pack:
-            for module in self._cutters:
-                put_on(module, "forward", by_product)
+            for module, method, around in self._before:
+                put_on(module, method, around)
 
     def leave(self) -> None:
         """Before another takes the place."""
-        for module in (*(module for module, _ in self._behind), *self._cutters):
+        for module, *_ in (*self._behind, *self._before):
             take_off(module)
 
     @property

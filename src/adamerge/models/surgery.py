@@ -13,7 +13,7 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.models.host import Host, find_host
-from adamerge.models.patches import cutters
+from adamerge.models.patches import cut_by_product
 from adamerge.models.roads import Runtime
 from adamerge.models.stack import Stack
 from adamerge.runtime.trace import Trace
@@ -56,7 +56,7 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
         runtime=runtime,
         calls=host.calls,
         behind=host.behind,
-        cutters=cutters(model),
+        before=(*cut_by_product(model), *host.before),
     )
     host.put(stack)
     return model

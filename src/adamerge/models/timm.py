@@ -16,8 +16,10 @@ from torch.nn.functional import linear
 
 from adamerge.core.errors import UnsupportedModel
 from adamerge.models.calls import Calls
+from adamerge.models.guise import own_class
 from adamerge.models.host import Host
 from adamerge.models.plain import read
+from adamerge.models.positions import in_one_pass
 from adamerge.runtime.view import BlockShape, Numbers
 
 SUPPORTED = (
@@ -174,7 +176,12 @@ def host(model: nn.Module) -> Host:
     has_class = model.cls_token is not None if rotary else model.has_class_token
     calls = Calls("rope" if rotary else None)
     behind = ((model, "forward_head"),)
-    found = Host(model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls, behind=behind)
+    # Variants that put tokens together in a way of their own keep it.
+    plain = getattr(own_class(model), "_pos_embed", None) is VisionTransformer._pos_embed
+    before = ((model, "_pos_embed", in_one_pass),) if plain else ()
+    found = Host(
+        model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls, None, behind, before
+    )
     return replace(found, views=tuple(_views(found.container)))
 
 

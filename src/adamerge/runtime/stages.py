@@ -10,8 +10,9 @@ import torch
 # Both runtimes name their stages so; what lies between them belongs to the host.
 STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
 
-# A replayed graph passes no stage; its kernels tell by their names, products left out.  A residual sum, with the norm
-# that follows, ends the attention or the MLP; where a merge comes between, that one does both in passing.
+# A replayed graph passes no stage; its kernels tell by their names.  Products and what is the host's are left out.  A
+# residual sum, with the norm that follows, ends the attention or the MLP; where a merge comes between, that one does
+# both in passing.
 KERNELS = {
     "_attend": "attention",
     "_affinity": "decide",

@@ -11,6 +11,7 @@ from adamerge.runtime.kernels import (
     attention,
     decide,
     directions,
+    embed,
     glance,
     held,
     linear,
@@ -82,6 +83,8 @@ build(
     "wide": tile(256, 64), "middle": tile(128, 64), "narrow": tile(64, 64), "scale": "fp32"}, warps=8, stages=4,
     COSINE=False, COLUMNS=640, ROWS=64, WIDTH=768, STEP=64, **SPLIT,
 )  # fmt: skip
+build(embed._embed, typed(HALF="patches first more positions out"), FIRST=1, MORE=True, ALL=False, WIDTH=768,
+      CHANNELS=1024, ROWS=4)  # fmt: skip
 build(directions._directions, typed(HALF="key", INT="counted") | {"out": "*fp16"}, HEADS=12, DIM=64, DIMS=64, ROWS=16,
       COUNTED=True)  # fmt: skip
 build(

@@ -24,6 +24,13 @@ def summed(parts: torch.Tensor, rows: int, where: Layout) -> torch.Tensor:
     return sums
 
 
+def inverses(x: torch.Tensor) -> torch.Tensor:
+    """One over the length of each token."""
+    inverse = add(x, None, inverse=True)[2]
+    assert inverse is not None
+    return inverse
+
+
 @pytest.mark.parametrize("kind", ["dot", "scaled", "cosine"])
 @pytest.mark.parametrize("name, width", [(name, 96) for name in LENGTHS] + [("registers", 1280), ("edges", 200)])
 @pytest.mark.parametrize("dtype, together", [(torch.float32, False), (torch.float16, False), (torch.float16, True)])
@@ -32,7 +39,7 @@ def test_salience_and_partner(name, width, kind, dtype, together, monkeypatch):
     fits = together and where.longest - where.prefix <= 256
     monkeypatch.setattr("adamerge.runtime.kernels.affinity.worthwhile", lambda *_: fits)
     x = noise(where.total, width, dtype=dtype) * 0.3
-    inverse = None if name == "vit" else add(x, None, inverse=True)[2]
+    inverse = None if name == "vit" else inverses(x)
     check(x, inverse, where, split, kind)
 
 
@@ -51,7 +58,7 @@ def test_held_rows_at_the_edges_of_their_tiles(kind, split):
     where = uneven([1, 64, 257, 384, 385, 512, 513, 576, 577, 640], 1, DEVICE)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
     assert holds(x, where)
-    check(x, add(x, None, inverse=True)[2], where, split, kind)
+    check(x, inverses(x), where, split, kind)
 
 
 @pytest.mark.parametrize("longest", [257, 384, 400, 513, 576])
@@ -59,7 +66,7 @@ def test_held_rows_are_the_same_beside_longer_ones(longest):
     """Nobody's tiles depend on the longest image of the batch."""
     alone, among = uneven([longest], 1, DEVICE), uneven([longest, 640], 1, DEVICE)
     x = noise(among.total, 96, dtype=torch.float16) * 0.3
-    inverse, split = add(x, None, inverse=True)[2], Split(True, 1)
+    inverse, split = inverses(x), Split(True, 1)
     one = held(x[: alone.total], inverse[: alone.total], alone, split, 1.0, cosine=False)
     both = held(x, inverse, among, split, 1.0, cosine=False)
     assert torch.equal(summed(*one[:2], alone), summed(*both[:2], among)[: alone.total])
@@ -79,8 +86,8 @@ def test_rows_too_long_to_be_held_take_two_passes(kind):
 @pytest.mark.parametrize("broken", [0, 1, 2])
 def test_a_broken_image_spoils_no_other_that_is_held(broken):
     def rows(x, where, split):
-        parts, *others = held(x, add(x, None, inverse=True)[2], where, split, 1.0, cosine=False)
-        return summed(parts, others[0], where)[None], *others
+        parts, height, value, partner = held(x, inverses(x), where, split, 1.0, cosine=False)
+        return summed(parts, height, where)[None], height, value, partner
 
     spoils_no_other(rows, [300, 40, 540], broken)
 

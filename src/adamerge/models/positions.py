@@ -1,0 +1,32 @@
+"""timm's class tokens and positions put to the patches in one pass of a kernel."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from adamerge.models.patches import inferring
+from adamerge.models.roads import without_kernels
+
+
+def in_one_pass(own: Callable[..., Tensor], self: Any, x: Tensor) -> Tensor:
+    """What the host's `_pos_embed`, which is `own`, gives."""
+    if not pays(self, x):
+        return own(self, x)
+    from adamerge.runtime.kernels.embed import embed
+
+    return self.pos_drop(embed(x, self.pos_embed, self.cls_token, self.reg_token))
+
+
+def pays(model: Any, x: Tensor) -> bool:
+    """Whether the kernel does what the host would, and faster."""
+    return known(model, x) and inferring(x, model.pos_embed) and without_kernels() is None
+
+
+def known(model: Any, x: Tensor) -> bool:
+    """Whether there is a position for every token, or for every patch; images of any size have a grid instead."""
+    positions = model.pos_embed
+    if positions is None or x.dim() != 3 or not x.is_contiguous():
+        return False
+    prefix = 0 if model.no_embed_class else model.num_prefix_tokens
+    return positions.shape[1:] == (prefix + x.shape[1], x.shape[2]) and positions.is_contiguous()
