@@ -63,7 +63,7 @@ ADAPTIVE = Method(adaptive_tome, "r_max", 0, 96)
 
 PARTS = {
     "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23, ours=True),
-    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true"),
+    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true", ours=True),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64, 8), share=4 / 196),
     "deep": Part("vit_large_patch16_224", (64, 8), share=8 / 196),
