@@ -2,11 +2,13 @@
 
 import copy
 import pickle
+from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, build, pictures
 from timm.models.vision_transformer import VisionTransformer
+from triton.runtime.errors import OutOfResources
 
 import adamerge
 from adamerge.methods import none, tome
@@ -41,7 +43,7 @@ def test_images_of_any_size_are_left_to_the_host(monkeypatch):
 
 
 def test_positions_of_another_size_are_the_hosts_to_refuse(monkeypatch):
-    model = build("vit")
+    model: Any = adamerge.apply(build("vit"), tome(2))
     x = model.patch_embed(pictures(1)).contiguous()
     monkeypatch.setattr(positions, "inferring", lambda *_: True)
     assert positions.pays(model, x)
@@ -63,11 +65,30 @@ def test_dropout_is_the_hosts(monkeypatch):
 
 
 def test_a_processor_gradients_and_single_precision_take_the_hosts_way():
-    model = build("vit")
+    model: Any = adamerge.apply(build("vit"), tome(2))
     x = model.patch_embed(pictures(1)).contiguous()
     assert not positions.pays(model, x)
     with torch.inference_mode():
         assert not positions.pays(model, x)
+
+
+def test_where_the_kernel_cannot_run_the_host_does_and_kernels_are_not_tried_again(monkeypatch):
+    model: Any = build("vit")
+    calls = []
+
+    def refuses(*_):
+        calls.append(1)
+        raise OutOfResources(3, 2, "registers")
+
+    with torch.inference_mode():
+        x = model.patch_embed(pictures(2)).contiguous()
+        expected = model._pos_embed(x)
+        adamerge.apply(model, tome(2))
+        monkeypatch.setattr(positions, "inferring", lambda *_: True)
+        monkeypatch.setattr("adamerge.runtime.kernels.embed.embed", refuses)
+        with pytest.warns(UserWarning, match="a kernel does not run on this device .*registers.*; the reference runs"):
+            assert torch.equal(model._pos_embed(x), expected)
+        assert torch.equal(model._pos_embed(x), expected) and len(calls) == 1
 
 
 def test_nothing_of_it_stays_behind():

@@ -5,12 +5,14 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from models.families import RECIPES, build, pictures
 from torch import nn
+from triton.runtime.errors import OutOfResources
 
 import adamerge
 from adamerge.core.errors import BadStats
@@ -53,7 +55,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
 def with_kernels(model: nn.Module) -> None:
     """Take the kernels' road even where there is no device for it: the interpreter stands in."""
     switch = applied(model).switch
-    switch.choose = lambda x, views, training: roads.Fused(switch._kernels(), x)
+    switch.choose = lambda x, views, training: roads.Fused(switch, x, views)
 
 
 @pytest.mark.parametrize("recipe", RECIPES | MORE)
@@ -178,3 +180,31 @@ def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes(monkeypat
     used.clear()
     gc.collect()
     assert offsets() is None
+
+
+@pytest.mark.parametrize("kernel, fails", [("attend", 0), ("attend", 2), ("merge", 1), ("unfold", 0)])
+def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, fails, monkeypatch, unchecked):
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    recipe = RECIPES["adaptive"](model, images)
+    own, calls = getattr(fused, kernel), []
+
+    def refuses(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > fails:
+            raise OutOfResources(300_000, 101_376, "shared memory")
+        return own(*args, **kwargs)
+
+    with torch.inference_mode():
+        expected = adamerge.apply(model, recipe, "reference")(images)
+        before = adamerge.trace(model)
+        adamerge.apply(model, recipe)
+        with_kernels(model)
+        monkeypatch.setattr(fused, kernel, refuses)
+        told = (
+            r"a kernel does not run on this device \(OutOfResources: out of resource: shared memory.*\); the reference"
+        )
+        with pytest.warns(UserWarning, match=told):
+            assert torch.equal(model(images), expected)
+        assert torch.equal(adamerge.trace(model).slots(), before.slots())
+        asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
+        assert applied(model).switch._obstacle(asked, False) == applied(model).switch.failed is not None

@@ -13,14 +13,21 @@ def in_one_pass(own: Callable[..., Tensor], self: Any, x: Tensor) -> Tensor:
     """What the host's `_pos_embed`, which is `own`, gives."""
     if not pays(self, x):
         return own(self, x)
+    from triton.errors import TritonError
+
     from adamerge.runtime.kernels.embed import embed
 
-    return self.pos_drop(embed(x, self.pos_embed, self.cls_token, self.reg_token))
+    try:
+        return self.pos_drop(embed(x, self.pos_embed, self.cls_token, self.reg_token))
+    except TritonError as error:
+        self.blocks.switch.give_up(error)
+        return own(self, x)
 
 
 def pays(model: Any, x: Tensor) -> bool:
-    """Whether the kernel does what the host would, and faster."""
-    return known(model, x) and inferring(x, model.pos_embed) and without_kernels() is None
+    """Whether the kernel does what the host would, and faster, and kernels run here at all."""
+    runs = model.blocks.switch.failed is None and without_kernels() is None
+    return runs and known(model, x) and inferring(x, model.pos_embed)
 
 
 def known(model: Any, x: Tensor) -> bool:

@@ -52,6 +52,8 @@ class Switch:
         self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
         self.runtime, self.rotary = runtime, rotary
         self.said = False
+        # Why a kernel could not run, once one could not.
+        self.failed: str | None = None
         self._fused: fused.Road | None = None
 
     @property
@@ -72,10 +74,10 @@ class Switch:
             return Reference(self, x, views)
         if not x.is_cuda:
             return Ragged(self, x)
-        road = self._kernels()
+        road = self.kernels()
         if isinstance(road.fusion, str):
             self._say(f"the kernels do not know this recipe's {road.fusion}; the reference decides its merges")
-        return Fused(road, x)
+        return Fused(self, x, views)
 
     def _obstacle(self, x: Tensor, training: bool) -> str | None:
         if torch.is_grad_enabled():
@@ -90,14 +92,21 @@ class Switch:
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
             return f"there are no kernels for {x.dtype}"
-        return without_kernels() if x.is_cuda else None
+        return (self.failed or without_kernels()) if x.is_cuda else None
 
-    def _kernels(self) -> "fused.Road":
+    def kernels(self) -> "fused.Road":
+        """The road with kernels, which is kept."""
         if self._fused is None:
             from adamerge.runtime import fused
 
             self._fused = fused.Road(self.views, self.recipe, self.prefix, self.class_token)
         return self._fused
+
+    def give_up(self, error: Exception) -> None:
+        """From now on without kernels, because one of them cannot run here."""
+        first = (str(error).splitlines() or [""])[0]
+        self.failed = f"a kernel does not run on this device ({type(error).__name__}: {first})"
+        warnings.warn(f"{self.failed}; the reference runs instead, from now on", stacklevel=2)
 
     def _say(self, text: str) -> None:
         if self.runtime == "packed" and not self.said:
@@ -166,19 +175,42 @@ class Ragged:
 
 
 class Fused:
-    """Packed tokens with kernels."""
+    """Packed tokens with kernels.  Where one of them cannot run, the reference takes over, from the first layer on."""
 
-    def __init__(self, road: "fused.Road", x: Tensor):
-        self.road, self.run = road, road.start(x)
+    def __init__(self, switch: Switch, x: Tensor, views: Sequence[View]):
+        from triton.errors import TritonError
+
+        self.switch, self.x, self.views = switch, x, views
+        self.error: type[Exception] = TritonError
+        self.run = switch.kernels().start(x)
+        self.instead: Reference | None = None
 
     def step(self, layer: int, tables: Tables = ()) -> None:
-        self.run.step(layer)
+        if self.instead is None:
+            try:
+                return self.run.step(layer)
+            except self.error as error:
+                self.instead = self._reference(error, layer)
+        self.instead.step(layer)
 
     def finish(self) -> Tensor:
-        return self.run.finish()
+        if self.instead is None:
+            try:
+                return self.run.finish()
+            except self.error as error:
+                self.instead = self._reference(error, len(self.views))
+        return self.instead.finish()
 
-    def tell(self) -> Callable[[], Trace]:
-        return _lazily(self.run.state, self.road.recipe)
+    def tell(self) -> Trace | Callable[[], Trace]:
+        return _lazily(self.run.state, self.switch.recipe) if self.instead is None else self.instead.tell()
+
+    def _reference(self, error: Exception, layers: int) -> Reference:
+        """The reference after so many layers."""
+        self.switch.give_up(error)
+        road = Reference(self.switch, self.x, self.views)
+        for layer in range(layers):
+            road.step(layer)
+        return road
 
 
 def _lazily(state: packed.State, recipe: Recipe) -> Callable[[], Trace]:
