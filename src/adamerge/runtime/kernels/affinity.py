@@ -3,7 +3,8 @@
 The paper's affinity of all patches gives, row by row, a softmax whose column sums are the salience, and the cosines
 that find each source its partner.  A block of rows is one program; it leaves its part of the column sums, which are
 added in a fixed order, so that an image's salience never depends on the scheduling.  It does not depend on the batch in
-float32; in half precision few images are cut into smaller blocks, and their sums may round otherwise.
+float32; in half precision few images are cut into smaller blocks, and long ones beside it bring another kernel, whose
+sums may round otherwise.
 """
 
 from itertools import pairwise
