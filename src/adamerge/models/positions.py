@@ -13,13 +13,12 @@ def in_one_pass(own: Callable[..., Tensor], self: Any, x: Tensor) -> Tensor:
     """What the host's `_pos_embed`, which is `own`, gives."""
     if not pays(self, x):
         return own(self, x)
-    from triton.errors import TritonError
-
     from adamerge.runtime.kernels.embed import embed
+    from adamerge.runtime.kernels.launch import CannotRun
 
     try:
         return self.pos_drop(embed(x, self.pos_embed, self.cls_token, self.reg_token))
-    except TritonError as error:
+    except CannotRun as error:
         self.blocks.switch.give_up(error)
         return own(self, x)
 

@@ -178,10 +178,10 @@ class Fused:
     """Packed tokens with kernels.  Where one of them cannot run, the reference takes over, from the first layer on."""
 
     def __init__(self, switch: Switch, x: Tensor, views: Sequence[View]):
-        from triton.errors import TritonError
+        from adamerge.runtime.kernels.launch import CannotRun
 
         self.switch, self.x, self.views = switch, x, views
-        self.error: type[Exception] = TritonError
+        self.error: type[Exception] = CannotRun
         self.run = switch.kernels().start(x)
         self.instead: Reference | None = None
 

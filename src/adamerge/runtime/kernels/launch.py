@@ -7,6 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.errors import TritonError
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -14,6 +15,9 @@ except ImportError:
     # Older releases of Triton have none; pointers do then.
     TensorDescriptor = None
 
+
+# Raised where a kernel cannot be compiled for a device, or asks for more than it has.
+CannotRun = TritonError
 
 # Kernels take powers of 2; hosts take those of e.
 LOG2E = 1.4426950408889634
