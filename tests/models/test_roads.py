@@ -1,6 +1,7 @@
 """Which runtime a batch takes, and what users hear of it."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from families import RECIPES, build, pictures
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.methods import tome
+from adamerge.models.graphs import check_road
 from adamerge.models.surgery import applied
 from adamerge.runtime.kernels.launch import too_old
 
@@ -67,3 +69,22 @@ def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):
 def test_a_graph_needs_a_cuda_device():
     with pytest.raises(BadImages, match="CUDA graphs need images on a CUDA device; these are on cpu"):
         adamerge.capture(build("vit"), pictures(1))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "training", "told"),
+    [
+        ("reference", False, "needs the kernels, but runtime='reference' was asked for. Apply the recipe with"),
+        ("auto", True, "needs the kernels, but the model is in training mode"),
+        ("auto", False, None),
+    ],
+)
+def test_a_graph_of_adaptive_counts_needs_the_kernels(runtime, training, told):
+    model, images = build("vit"), pictures(2)
+    adaptive = RECIPES["adaptive"](model, images)
+    with torch.inference_mode():
+        check_road(adamerge.apply(model, tome(2), runtime).train(training), images)
+        adamerge.apply(model, adaptive, runtime)
+        with pytest.raises(BadOption, match=told) if told else nullcontext():
+            check_road(model, images)
+        check_road(lambda images: images, images)

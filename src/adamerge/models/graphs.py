@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adamerge.core.errors import BadImages
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.models.stack import Stack
 from adamerge.runtime.keep import keeping
 
 # Calls on a side stream before a CUDA graph is captured, so that whatever sets itself up lazily has done so.
@@ -22,6 +23,8 @@ def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor]
     """
     if not images.is_cuda:
         raise BadImages(f"CUDA graphs need images on a CUDA device; these are on {images.device}")
+    with torch.inference_mode():
+        check_road(model, images)
     seat = images.clone()
     here, aside = torch.cuda.current_stream(images.device), torch.cuda.Stream(images.device)
     aside.wait_stream(here)
@@ -33,6 +36,18 @@ def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor]
     with torch.inference_mode(), torch.cuda.graph(graph), keeping() as used:
         out = model(seat)
     return _Replay(graph, seat, out, [model, *used])
+
+
+def check_road(model: Callable[[Tensor], Any], images: Tensor) -> None:
+    """Refuse counts that the host would have to wait for: in a graph nobody waits."""
+    stacks = [part for part in model.modules() if isinstance(part, Stack)] if isinstance(model, nn.Module) else []
+    for stack in stacks:
+        reason = stack.switch.reference_because(images, stack.training) if stack.recipe.ragged else None
+        if reason is not None:
+            raise BadOption(
+                f"a CUDA graph of a recipe whose counts adapt to the image needs the kernels, but {reason}. Apply the "
+                "recipe with runtime='auto' to a model in evaluation mode, or take one with fixed counts."
+            )
 
 
 @dataclass(frozen=True)

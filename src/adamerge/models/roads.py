@@ -79,6 +79,10 @@ class Switch:
             self._say(f"the kernels do not know this recipe's {road.fusion}; the reference decides its merges")
         return Fused(self, x, views)
 
+    def reference_because(self, x: Tensor, training: bool) -> str | None:
+        """Why a batch on a CUDA device takes the reference, if it does."""
+        return "runtime='reference' was asked for" if self.runtime == "reference" else self._obstacle(x, training)
+
     def _obstacle(self, x: Tensor, training: bool) -> str | None:
         if torch.is_grad_enabled():
             return "gradients are enabled (use torch.inference_mode)"
