@@ -55,8 +55,8 @@ def pairs_sentence() -> str:
     times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in pairs]
     apart = [f"{100 * (run['tome (adaptive)'] / run['tome'] - 1):+.1f}" for run in times if "tome (adaptive)" in run]
     return (
-        f"*tome (adaptive)* took {', '.join(apart[:-1])} and {apart[-1]} % more than ToMe in the three runs of 256 "
-        "images that have\nboth, at the same cost."
+        f"*tome (adaptive)* took {', '.join(apart[:-1])} and {apart[-1]} % more than ToMe in the runs of 256 images "
+        "that have both,\nat the same cost."
     )
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from families import FAMILIES, build, pictures
 from timm.models.vision_transformer import VisionTransformer
-from triton.runtime.errors import OutOfResources
 
 import adamerge
 from adamerge.methods import none, tome
 from adamerge.models import positions
+
+pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -73,12 +74,13 @@ def test_a_processor_gradients_and_single_precision_take_the_hosts_way():
 
 
 def test_where_the_kernel_cannot_run_the_host_does_and_kernels_are_not_tried_again(monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
     model: Any = build("vit")
     calls = []
 
     def refuses(*_):
         calls.append(1)
-        raise OutOfResources(3, 2, "registers")
+        raise errors.OutOfResources(3, 2, "registers")
 
     with torch.inference_mode():
         x = model.patch_embed(pictures(2)).contiguous()

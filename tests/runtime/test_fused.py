@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -197,7 +198,7 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
     with torch.inference_mode():
         expected = adamerge.apply(model, recipe, "reference")(images)
         before = adamerge.trace(model)
-        adamerge.apply(model, recipe)
+        adamerge.apply(model, recipe, "packed")
         with_kernels(model)
         monkeypatch.setattr(fused, kernel, refuses)
         told = (
@@ -207,4 +208,8 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
             assert torch.equal(model(images), expected)
         assert torch.equal(adamerge.trace(model).slots(), before.slots())
         asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-        assert applied(model).switch._obstacle(asked, False) == applied(model).switch.failed is not None
+        switch = applied(model).switch
+        assert switch._obstacle(asked, False) == switch.failed is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        switch._say("the next batch has nothing new to say")

@@ -110,6 +110,7 @@ class Switch:
         """From now on without kernels, because one of them cannot run here."""
         first = (str(error).splitlines() or [""])[0]
         self.failed = f"a kernel does not run on this device ({type(error).__name__}: {first})"
+        self.said = True
         warnings.warn(f"{self.failed}; the reference runs instead, from now on", stacklevel=2)
 
     def _say(self, text: str) -> None:
