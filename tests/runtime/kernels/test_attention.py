@@ -43,12 +43,14 @@ def test_half_precision_errs_no_more_than_twice_as_torch_does():
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
-def test_a_broken_image_spoils_no_other():
+@pytest.mark.parametrize("dim", [32, 24])
+def test_a_broken_image_spoils_no_other(dim):
+    """Its tokens lie right behind those of another, whose tiles reach further than its own last token."""
     where = layout("edges")
-    query, key, value = noise(where.total, 3, 1, 32).unbind(1)
+    query, key, value = noise(3, where.total, 1, dim).unbind()
     clean = attend(query, key, value, where, 0.3)
     begin, end = where.offsets[1:3].tolist()
-    value[begin:end] = float("nan")
+    key[begin:end] = value[begin:end] = float("nan")
     broken = attend(query, key, value, where, 0.3)
     others = torch.ones(where.total, dtype=torch.bool)
     others[begin:end] = False

@@ -16,6 +16,22 @@ from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
 
 @triton.jit
 @no_type_check
+def _tile(at, inside, WHOLE: tl.constexpr):
+    """Some rows of a head, those of heads that are no power of two filled up with 0."""
+    return tl.load(at) if WHOLE else tl.load(at, mask=inside[None, :], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _bias(logs, begin, column, n, SIZED: tl.constexpr):
+    """What is added to the scores of keys: the logarithms of their sizes; beyond the last one, minus infinity."""
+    if SIZED:
+        return tl.load(logs + begin + column, mask=column < n, other=float("-inf"))
+    return tl.where(column < n, 0.0, float("-inf"))
+
+
+@triton.jit
+@no_type_check
 def _attend(
     query, key, value, out, logs, offsets, scale, row_stride, head_stride, out_row_stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
@@ -28,31 +44,28 @@ def _attend(
     if block * QUERIES >= n:
         return
     channel = tl.arange(0, DIMS)
+    column = tl.arange(0, KEYS)
     row = block * QUERIES + tl.arange(0, QUERIES)
     inside = channel < DIM
     first = begin.to(tl.int64) * row_stride + head * head_stride
     mine = (row < n)[:, None] & inside[None, :]
     q = tl.load(query + first + row[:, None] * row_stride + channel[None, :], mask=mine, other=0.0)
+    key += first
+    value += first
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sum_ = tl.zeros([QUERIES, DIMS], tl.float32)
-    if SIZED:
-        bias = tl.load(logs + begin + tl.arange(0, KEYS), mask=tl.arange(0, KEYS) < n, other=0.0)
+    bias = _bias(logs, begin, column, n, SIZED)
     for start in range(0, n, KEYS):
-        column = start + tl.arange(0, KEYS)
-        there = column < n
-        at = first + column[:, None] * row_stride + channel[None, :]
-        loaded = there[:, None] & inside[None, :]
-        k = tl.load(key + at, mask=loaded, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if SIZED:
-            scores += bias[None, :]
-            bias = tl.load(logs + begin + column + KEYS, mask=column + KEYS < n, other=0.0)
-        scores = tl.where(there[None, :], scores, float("-inf"))
+        # What a tile has beyond the last key is that key again, and counts for nothing.
+        at = tl.minimum(start + column, n - 1)[:, None] * row_stride + channel[None, :]
+        k = _tile(key + at, inside, DIM == DIMS)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
+        bias = _bias(logs, begin, start + KEYS + column, n, SIZED)
         higher = tl.maximum(most, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(most - higher)
-        v = tl.load(value + at, mask=loaded, other=0.0)
+        v = _tile(value + at, inside, DIM == DIMS)
         sum_ = sum_ * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         total = total * shrink + tl.sum(weights, 1)
         most = higher
