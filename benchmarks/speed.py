@@ -17,18 +17,19 @@ from typing import Any
 
 import timm
 import torch
+from blocks import EVERY, SECOND, methods
 from official import official_tome
 from torch import Tensor, nn
 
 import adamerge
 from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
 from adamerge.benchmark.contenders import pricing
-from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.budget import Fixed
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
-from adamerge.methods import Method, dymu, tome
 from adamerge.methods import adamerge as published
+from adamerge.methods import dymu, tome
 from adamerge.models.surgery import apply
 from adamerge.presets import best
 from adamerge.solve import Sense, solve
@@ -44,7 +45,8 @@ OFFICIAL = (1, 256)
 @dataclass(frozen=True)
 class Part:
     """A model at some batch sizes.  `cut` is solved for, in the count that `sense` says; otherwise every layer merges
-    `share` of the patches there were, on average where counts adapt.  `ours` adds the preset and a tuned recipe."""
+    `share` of the patches there were, on average where counts adapt.  `ours` adds the preset and a tuned recipe,
+    `seldom` recipes that merge at every second block."""
 
     model: str
     batches: tuple[int, ...]
@@ -52,18 +54,12 @@ class Part:
     sense: Sense = "paper"
     share: float = 0.0
     ours: bool = False
+    seldom: bool = False
 
-
-def adaptive_tome(r_max: float) -> Recipe:
-    """ToMe with AdaMerge's counts: fewer merges where an image's keys are less alike than usual."""
-    return replace(tome(0), budget=ZScore(r_max, None))
-
-
-ADAPTIVE = Method(adaptive_tome, "r_max", 0, 96)
 
 PARTS = {
     "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23, ours=True),
-    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true", ours=True),
+    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true", ours=True, seldom=True),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64, 8), share=4 / 196),
     "deep": Part("vit_large_patch16_224", (64, 8), share=8 / 196),
@@ -134,8 +130,13 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
             model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense=part.sense, progress=False
         )
         facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
-        adaptive = solve(model, calibration, ADAPTIVE, part.cut, sense=part.sense)
-        solved.append(Entry("tome (adaptive)", adaptive.recipe, knob=adaptive.knob, **facts))
+        depth = len(model.blocks)  # pyright: ignore[reportArgumentType]
+        more = {"tome (adaptive)": methods(depth, EVERY)["tome (adaptive)"]}
+        if part.seldom:
+            more |= {f"{name}, {SECOND} block": method for name, method in methods(depth, SECOND).items()}
+        for name, method in more.items():
+            found = solve(model, calibration, method, part.cut, sense=part.sense)
+            solved.append(Entry(name, found.recipe, knob=found.knob, **facts))
         if not part.ours:
             return solved
         solved.append(Entry("one token", one_token(model), **facts))

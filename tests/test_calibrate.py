@@ -105,6 +105,20 @@ def test_measuring_again_with_sequential_statistics_gives_the_same_statistics(mo
     close(summed_up(redundancy(model, images, recipe.with_stats(stats))), stats)
 
 
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_layers_that_never_merge_do_not_hinder_the_others(model, images, how):
+    """What nobody looks at has the redundancy it has without merging, or behind the merges before it."""
+    r_max = tuple(6.0 * (layer % 2 == 0) for layer in range(DEPTH))
+    recipe = published(r_max)
+    stats = quietly(model, images, recipe, how=how)
+    seen = redundancy(model, images, recipe.with_stats(stats))
+    assert not seen[:, 1::2].any() and seen[:, ::2].all(), "of the tokens that nobody looks at nothing is known"
+    unmerged = summed_up(redundancy(model, images, published(r=0)))
+    assert (stats.mean[1] == pytest.approx(unmerged.mean[1])) == (how == "iterative")
+    if how == "sequential":
+        assert stats.mean[2] == pytest.approx(summed_up(seen).mean[2])
+
+
 def test_the_ways_differ(model, images):
     first, second = (quietly(model, images, r_max=6.0, passes=p) for p in (1, 2))
     sequential = quietly(model, images, r_max=6.0, how="sequential")

@@ -28,7 +28,7 @@ def calibrate(
     images: Images,
     recipe: Recipe | None = None,
     *,
-    r_max: float | None = None,
+    r_max: float | tuple[float, ...] | None = None,
     how: How | None = None,
     passes: int = 2,
     progress: bool = True,
@@ -66,7 +66,7 @@ def calibrate(
     return replace(stats, how=how, passes=passes, model=host.fingerprint(), recipe=to_json(recipe))
 
 
-def _adaptive(recipe: Recipe | None, r_max: float | None) -> Recipe:
+def _adaptive(recipe: Recipe | None, r_max: float | tuple[float, ...] | None) -> Recipe:
     if (recipe is None) == (r_max is None):
         raise BadOption("give either a recipe or r_max, to say what is calibrated")
     return (recipe if recipe is not None else adamerge(r_max=r_max)).with_stats(None)
@@ -85,14 +85,19 @@ def _way(how: How | None, recipe: Recipe) -> How:
 
 def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, progress: bool) -> LayerStats:
     current = replace(recipe, budget=Fixed(0))
-    stats = None
+    stats = first = None
     for number in range(1, passes + 1):
         apply(model, current)
         seen: list[Tensor] = []
         for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
             eyes(model)(_on(model, batch))
             seen.append(trace(model).redundancy.double().cpu())
-        stats = summarise(_all(seen))
+        table = _all(seen)
+        first = table if first is None else first
+        # A layer where nothing may merge is looked at in the first pass alone.
+        idle = [layer for layer in range(table.shape[1]) if current.idle(layer)]
+        table[:, idle] = first[:, idle]
+        stats = summarise(table)
         current = recipe.with_stats(stats)
     assert stats is not None
     return stats

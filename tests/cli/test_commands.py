@@ -101,6 +101,8 @@ def test_an_unreadable_image_is_named_and_counted_and_skipped_only_on_request(tm
         (["eval", "--method", "tome", "--r"], "--r needs a value"),
         (["eval", "--method", "adamerge", "--r-max", "-1"], "r_max must be >= 0; got -1.0"),
         (["eval", "--method", "adamerge", "--r-max", "nan"], "r_max must be a finite number; got nan"),
+        (["eval", "--method", "adamerge", "--r-max", "8,x"], "--r-max must be a number; got 'x'"),
+        (["eval", "--method", "adamerge", "--r-max"], "--r-max needs a value (NUMBER[,NUMBER…])"),
         (["eval", "--method", "adamerge", "--r-max", "9"], "adapts to calibrated statistics and has none"),
         (["eval", "--method", "adamerge", "--r-max", "9", "--stats", "no.json"], "cannot read the statistics no.json"),
         (["eval", "--method", "none", "--data", "nowhere"], "nowhere is not a folder"),
@@ -140,6 +142,13 @@ def test_a_folder_of_other_classes_is_refused(folder, capsys):
 def test_flops_prints_the_papers_figure(capsys):
     assert call("flops", "--model", "vit_base_patch16_224", "--method", "tome", "--r", "8") == 0
     assert "13.441 GMACs in the paper's count" in capsys.readouterr().out
+
+
+def test_flops_prices_counts_that_adapt_at_every_second_block(capsys):
+    assert call("flops", "--method", "adamerge", "--r-max", ",".join(["8", "0"] * 6)) == 0
+    (left,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("tokens left")]
+    counts = [int(word) for word in left.split(":")[1].split()]
+    assert counts == [counts[0] - 4 * (layer // 2) for layer in range(12)]
 
 
 def test_methods_lists_every_method(capsys):

@@ -97,6 +97,25 @@ def test_each_layer_is_compared_with_its_own_statistics():
     assert [merges(budget, 1.0, layer=layer) for layer in (0, 1)] == [[73], [50]]
 
 
+def test_each_layer_may_have_an_r_max_of_its_own():
+    budget = ZScore((100.0, 0.0, 20.0), LayerStats((0.0,) * 3, (1.0,) * 3))
+    assert [merges(budget, 0.0, layer=layer) for layer in range(3)] == [[50], [0], [10]]
+    assert [budget.idle(layer) for layer in range(3)] == [False, True, False]
+    assert not ZScore(0.0).idle(0), "one number for all: the layer is still looked at"
+
+
+@pytest.mark.parametrize(("r_max", "ragged"), [((0.0, 0.9), False), ((0.0, 1.0), True), ((), False)])
+def test_counts_differ_where_any_layer_may_merge(r_max, ragged):
+    """Below 1 the floor leaves nothing."""
+    assert ZScore(r_max).ragged is ragged
+
+
+def test_an_r_max_for_each_layer_of_another_model_is_refused():
+    budget = ZScore((4.0, 4.0), LayerStats((0.0,) * 3, (1.0,) * 3))
+    with pytest.raises(BadOption, match="r_max gives a number for each of 2 layers but layer 2 was asked for; was"):
+        merges(budget, 0.0, layer=2)
+
+
 def test_the_count_carries_no_gradient():
     links = linked(formula(2).requires_grad_())
     r = count(adaptive(8.0, 0.2, 0.1), links)
@@ -153,6 +172,8 @@ def test_the_numbers_of_an_adaptive_budget_must_be_finite(unchecked, name, value
 def test_a_negative_r_max_is_refused():
     with pytest.raises(BadOption, match=r"r_max must be >= 0; got -1\.0"):
         ZScore(-1.0)
+    with pytest.raises(BadOption, match=r"r_max must be >= 0; got -2\.0"):
+        ZScore((4.0, -2.0))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -2.0])

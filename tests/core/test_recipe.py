@@ -343,6 +343,9 @@ def test_a_layer_that_merges_nothing_looks_at_nothing():
     scheduled = replace(tome(3), budget=Threshold((0.0, 2.0)))
     assert scheduled.idle(0) and not scheduled.idle(1)
     assert scheduled.decide(evidence).plan.is_identity
+    adaptive = replace(tome(3), budget=ZScore((0.0, 2.0)))
+    assert adaptive.idle(0) and not adaptive.idle(1)
+    assert adaptive.decide(evidence).plan.is_identity
 
 
 def test_padded_images_survive_a_layer_that_merges_nothing():

@@ -16,11 +16,13 @@ from torch import nn
 from triton.runtime.errors import OutOfResources
 
 import adamerge
+from adamerge.core.budget import ZScore
 from adamerge.core.errors import BadStats
 from adamerge.core.match import Tokens
 from adamerge.core.recipe import BySize, Recipe
 from adamerge.core.salience import Uniform
-from adamerge.methods import dsm, dymu, evit, pitome, random, tofu
+from adamerge.methods import adamerge as published
+from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome
 from adamerge.models import roads
 from adamerge.models.surgery import applied
 from adamerge.presets import protect
@@ -41,6 +43,10 @@ def by_tokens(recipe: Recipe) -> Recipe:
 
 MORE: dict[str, Callable[..., Recipe]] = {
     "threshold": lambda model, images: calibrated(model, dymu(2.5)),
+    "adaptive at every second block": lambda model, images: calibrated(model, published((5.0, 0.0, 5.0))),
+    "by keys at every second block": lambda model, images: calibrated(
+        model, replace(tome(0), budget=ZScore((5.0, 0.0, 5.0)))
+    ),
     "delayed": lambda model, images: dsm(2.5, 1),
     "energy": lambda model, images: pitome(r=2),
     "pruning": lambda model, images: tofu(2),

@@ -80,13 +80,20 @@ def _flag(key: str) -> str:
 
 
 def _bare(kind: Any) -> Any:
-    """The type inside `X | None`."""
+    """The type inside `X | None`, or of the numbers where there may be one for each block."""
     if get_origin(kind) in (Union, types.UnionType):
-        (kind,) = [k for k in get_args(kind) if k is not type(None)]
+        (kind,) = [k for k in get_args(kind) if k is not type(None) and get_origin(k) is not tuple]
     return kind
 
 
+def _many(kind: Any) -> bool:
+    """Whether there may be a number for each block."""
+    return any(get_origin(k) is tuple for k in get_args(kind))
+
+
 def _kind(kind: Any) -> str:
+    if _many(kind):
+        return "NUMBER[,NUMBER…]"
     kind = _bare(kind)
     if get_origin(kind) is Literal:
         return "|".join(get_args(kind))
@@ -94,6 +101,8 @@ def _kind(kind: Any) -> str:
 
 
 def _value(flag: str, text: str, kind: Any) -> Any:
+    if _many(kind) and "," in text:
+        return tuple(_value(flag, part, _bare(kind)) for part in text.split(","))
     kind = _bare(kind)
     if kind is LayerStats:
         return LayerStats.load(text)

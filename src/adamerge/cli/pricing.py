@@ -1,6 +1,5 @@
 """The price list behind `adamerge flops`: costs without weights and without a data set."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -47,7 +46,9 @@ def _average(budget: Threshold, prices: Meter) -> Tensor:
 def _typical(recipe: Recipe) -> Recipe:
     """The recipe with the counts of an average image, where its counts depend on the image."""
     if isinstance(recipe.budget, ZScore):
-        return replace(recipe, budget=Fixed(math.floor(recipe.budget.r_max / 2)))
+        most = recipe.budget.r_max
+        half = tuple(number // 2 for number in most) if isinstance(most, tuple) else most // 2
+        return replace(recipe, budget=Fixed(half))
     if recipe.ragged:
         raise BadOption("what this method costs depends on the images; measure it with `adamerge eval --data …`")
     return recipe

@@ -30,13 +30,19 @@ def check_number(name: str, value: object, at_least: float | None = None) -> Non
         raise BadOption(f"{name} must be >= {at_least}; got {value!r}")
 
 
-def wanted(r: float | tuple[float, ...], layer: int) -> float:
+def check_numbers(name: str, values: float | tuple[float, ...]) -> None:
+    """Refuse what is neither a finite number >= 0 nor one for each layer."""
+    for value in values if isinstance(values, tuple) else (values,):
+        check_number(name, value, at_least=0)
+
+
+def wanted(r: float | tuple[float, ...], layer: int, name: str = "r") -> float:
     """The number for a layer, of one for all layers or one for each."""
     if not isinstance(r, tuple):
         return r
     if layer >= len(r):
         raise BadOption(
-            f"r gives a number for each of {len(r)} layers but layer {layer} was asked for; "
+            f"{name} gives a number for each of {len(r)} layers but layer {layer} was asked for; "
             "was it tuned for another model? Give one number for each block of this one."
         )
     return r[layer]
@@ -105,8 +111,7 @@ class Fixed:
     delay: int = 0
 
     def __post_init__(self) -> None:
-        for number in self.r if isinstance(self.r, tuple) else (self.r,):
-            check_number("r", number, at_least=0)
+        check_numbers("r", self.r)
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
             raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
 
@@ -141,16 +146,17 @@ class Fixed:
 class ZScore:
     """`r = floor(r_max * sigmoid(alpha * z / T))`, `z` the layer-wise z-score of this image's redundancy: eq. (4).
 
+    `r_max` is the same for all layers or one number for each; at a layer whose number is 0 nobody looks at the tokens.
     Without `stats` it only describes what to calibrate.
     """
 
-    r_max: float
+    r_max: float | tuple[float, ...]
     stats: LayerStats | None = None
     alpha: float = 1.0
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("r_max", self.r_max, at_least=0)
+        check_numbers("r_max", self.r_max)
         check_number("alpha", self.alpha)
         check_number("temperature", self.temperature)
         if self.temperature <= 0:
@@ -158,7 +164,15 @@ class ZScore:
 
     @property
     def ragged(self) -> bool:
-        return self.r_max >= 1
+        return any(number >= 1 for number in self.r_max) if isinstance(self.r_max, tuple) else self.r_max >= 1
+
+    def most(self, layer: int) -> float:
+        """How many tokens a layer may merge."""
+        return wanted(self.r_max, layer, "r_max")
+
+    def idle(self, layer: int) -> bool:
+        """Whether this layer's number is 0."""
+        return isinstance(self.r_max, tuple) and self.most(layer) == 0
 
     def with_stats(self, stats: LayerStats | None) -> "ZScore":
         return replace(self, stats=stats)
@@ -176,7 +190,7 @@ class ZScore:
             return 0
         redundancy = links.redundancy.detach().double()
         z = (redundancy - stats.mean[layer]) / max(stats.std[layer], SMALLEST_STD)
-        r = (self.r_max * torch.sigmoid(self.alpha * z / self.temperature)).floor()
+        r = (self.most(layer) * torch.sigmoid(self.alpha * z / self.temperature)).floor()
         return torch.where(redundancy.isfinite(), r, 0).clamp_max(MOST_TOKENS).long()
 
 
@@ -193,8 +207,7 @@ class Threshold:
     stats: LayerStats | None = None
 
     def __post_init__(self) -> None:
-        for number in self.r if isinstance(self.r, tuple) else (self.r,):
-            check_number("r", number, at_least=0)
+        check_numbers("r", self.r)
 
     @property
     def ragged(self) -> bool:

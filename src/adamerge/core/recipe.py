@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold
+from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.files import read_json, write_atomically
@@ -150,7 +150,7 @@ class Recipe:
 
     def idle(self, layer: int) -> bool:
         """Whether no image merges anything at a layer, whatever its tokens are: then nobody need look at them."""
-        return isinstance(self.budget, (Fixed, Threshold)) and self.budget.idle(layer)
+        return isinstance(self.budget, (Fixed, Threshold, ZScore)) and self.budget.idle(layer)
 
     def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
         """What matters, and who would merge into whom."""

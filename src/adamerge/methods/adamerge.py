@@ -15,7 +15,7 @@ AVERAGES = {"salience": BySalience(), "size": BySize(), "salience_size": BySalie
 
 
 def adamerge(
-    r_max: float | None = None,
+    r_max: float | tuple[float, ...] | None = None,
     stats: LayerStats | None = None,
     *,
     r: float | None = None,
@@ -30,7 +30,8 @@ def adamerge(
     """Merge up to `r_max` tokens before each block, fewer where the image is rich.  The defaults are as published.
 
     Args:
-        r_max: most tokens one layer may merge.  9 is mild, 23 aggressive (ViT-B/16, Table 1).
+        r_max: most tokens one layer may merge; one number for all, or one for each.  9 is mild, 23 aggressive
+            (ViT-B/16, Table 1).
         stats: layer-wise redundancy of the model, from `calibrate`.  Without it the recipe can only be calibrated.
         r: merge exactly this many at every layer instead of adapting.
         alpha: slope of the sigmoid.
@@ -59,7 +60,7 @@ def _pick(name: str, choice: str, choices: dict):
     return choices[choice]
 
 
-def _number(r_max: float | None) -> float:
+def _number(r_max: float | tuple[float, ...] | None) -> float | tuple[float, ...]:
     if r_max is None:
         raise BadOption("r_max must be a number >= 0; got None")
     return r_max

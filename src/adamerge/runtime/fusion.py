@@ -53,7 +53,7 @@ class Fusion:
         budget = self.budget
         if isinstance(budget, Fixed):
             return budget.at(layer) > 0
-        return budget.wanted(layer) > 0 if isinstance(budget, Threshold) else budget.ragged
+        return budget.wanted(layer) > 0 if isinstance(budget, Threshold) else budget.most(layer) >= 1
 
     def merges(self, layer: int, patches: int) -> int | None:
         """How many merges every image of `patches` tokens gets at a layer; None where that depends on the image."""
@@ -73,8 +73,8 @@ class Fusion:
             rows = [[budget.known(layer)] for layer in range(depth)]
         else:
             stats, slope = calibrated(budget.stats, depth - 1), budget.alpha / budget.temperature
-            pairs = zip(stats.mean, stats.std, strict=True)
-            rows = [[mean, max(std, SMALLEST_STD), budget.r_max, slope] for mean, std in pairs]
+            pairs = enumerate(zip(stats.mean, stats.std, strict=True))
+            rows = [[mean, max(std, SMALLEST_STD), budget.most(layer), slope] for layer, (mean, std) in pairs]
         return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
