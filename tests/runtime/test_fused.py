@@ -211,7 +211,10 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
             r"a kernel does not run on this device \(OutOfResources: out of resource: shared memory.*\); the reference"
         )
         with pytest.warns(UserWarning, match=told):
-            assert torch.equal(model(images), expected)
+            found = model(images)
+        # On CUDA the reference itself adds in any order.
+        tolerance = 0.0 if DEVICE == "cpu" else 1e-5
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert torch.equal(adamerge.trace(model).slots(), before.slots())
         asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
         switch = applied(model).switch
