@@ -1,6 +1,6 @@
 """The tables of docs/speed.md, from benchmarks/results."""
 
-from reading import RESULTS, Row, read
+from reading import RESULTS, Row, interval, read
 
 BASE, BLOCKS = "vit_base_patch16_224", 12
 TRAINED = "vit_tiny_patch16_224"
@@ -28,36 +28,42 @@ def speed_matrix() -> str:
 
 
 def equal_cost_table() -> str:
-    """Adaptive counts beside ToMe's at the same true cost, on the same runtime."""
-    (run,) = [run for run in runs(f"bench-{BASE}") if any(row["sense"] == "true" for row in run)]
-    merged = [row for row in run if row["method"] not in ("none", ALONE)]
-    (tome,) = [row for row in merged if row["method"] == "tome"]
-
-    def price(row: Row) -> float:
-        return float(row["ms_p50"]) * float(row["ideal_true"])
-
+    """Adaptive counts beside ToMe's at the same true cost, on the same runtime: the clock free, and fixed."""
+    (free,) = [run for run in runs(f"bench-{BASE}") if any(row["sense"] == "true" for row in run)]
+    (fixed,) = runs(f"fixed-clock-{BASE}")
+    times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in (free, fixed)]
+    prices = {row["method"]: float(row["ms_p50"]) * float(row["ideal_true"]) for row in fixed}
     lines = [
-        "| | true cut | ms [p20, p80] | speed-up | time against ToMe | for the same cost |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| | true cut | ms [p20, p80] | speed-up | time against ToMe | with a fixed clock | for the same cost |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for row in merged:
-        against, paid = float(row["ms_p50"]) / float(tome["ms_p50"]) - 1, price(row) / price(tome) - 1
-        lines.append(
-            f"| {row['method']} | {float(row['cut_true']):.1%} | {_took(row)} | {float(row['speedup']):.2f}× | "
-            f"{against:+.1%} | {paid:+.1%} |"
-        )
+    for row in free:
+        method = row["method"]
+        if method not in ("none", ALONE):
+            ratios = [run[method] / run["tome"] - 1 for run in (*times, prices)]
+            lines.append(
+                f"| {method} | {float(row['cut_true']):.1%} | {_took(row)} | {float(row['speedup']):.2f}× | "
+                + " | ".join(f"{ratio:+.1%}" for ratio in ratios)
+                + " |"
+            )
     return "\n".join(lines)
 
 
-def pairs_sentence() -> str:
-    """How far ToMe with adaptive counts is from ToMe in every run of many images that has both."""
-    pairs = [*(run for run in runs(f"bench-{BASE}") if run[0]["batch"] == "256"), read("deciding")]
-    times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in pairs]
-    apart = [f"{100 * (run['tome (adaptive)'] / run['tome'] - 1):+.1f}" for run in times if "tome (adaptive)" in run]
-    return (
-        f"*tome (adaptive)* took {', '.join(apart[:-1])} and {apart[-1]} % more than ToMe in the runs of 256 images "
-        "that have both,\nat the same cost."
-    )
+def blocks_table() -> str:
+    """Merging at every block and at every second one, on trained weights."""
+    found = {(row["model"], row["method"], row["blocks"]): row for row in read("blocks")}
+    models, recipes = dict.fromkeys(model for model, *_ in found), dict.fromkeys(key[1:] for key in found)
+    lines = [
+        "| merging at | " + " | ".join(f"{model}, KL | against ToMe" for model in models) + " |",
+        "|---|" + "---:|---:|" * len(models),
+    ]
+    for method, blocks in recipes:
+        cells = []
+        for row in (found[model, method, blocks] for model in models):
+            apart = interval(row, "apart", 4) if float(row["apart"]) else "–"
+            cells.append(f"{float(row['loss']):.4f} ± {float(row['standard_error']):.4f} | {apart}")
+        lines.append(f"| {blocks} block: {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def sizes_table() -> str:

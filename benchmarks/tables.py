@@ -7,10 +7,10 @@ from pathlib import Path
 from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
 from reading import MODELS, ROOT, Row, interval, read
 from speed_tables import (
+    blocks_table,
     deciding_table,
     equal_cost_table,
     floor_table,
-    pairs_sentence,
     parity_table,
     sizes_table,
     speed_matrix,
@@ -163,7 +163,7 @@ def pages() -> dict[Path, str]:
             {
                 "speeds": speed_matrix(),
                 "equal": equal_cost_table(),
-                "pairs": pairs_sentence(),
+                "blocks": blocks_table(),
                 "sizes": sizes_table(),
                 "deciding": deciding_table(),
                 "parity": parity_table(),
