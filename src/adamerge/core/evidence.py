@@ -20,6 +20,10 @@ class Heads:
     scale: float
     bias: Float[Tensor, "b 1 1 t"] | None = None
 
+    def mean_key(self, dtype: torch.dtype) -> Float[Tensor, "b t k"]:
+        """The keys of all tokens, averaged over heads."""
+        return self.key.to(dtype).mean(2)
+
 
 @dataclass(frozen=True)
 class Widths:
@@ -59,8 +63,8 @@ class Evidence:
     @property
     def keys(self) -> Features:
         """The patch tokens' attention keys, averaged over heads."""
-        key = self._after_attention("keys").key[:, self.prefix :]
-        return key.to(self.tokens.dtype).mean(2)
+        dtype = torch.promote_types(self.raw.dtype, torch.float32)
+        return self._after_attention("keys").mean_key(dtype)[:, self.prefix :]
 
     @property
     def values(self) -> Features:

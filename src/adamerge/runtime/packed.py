@@ -74,6 +74,10 @@ class LatePadded(Heads):
     def value(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self._padded(2)
 
+    def mean_key(self, dtype: torch.dtype) -> Tensor:
+        packed, whole = vars(self)["packed"], vars(self)["whole"]
+        return pad(packed[1].to(dtype).mean(1), whole, whole.longest)
+
     def _padded(self, side: int) -> Tensor:
         packed, whole = vars(self)["packed"], vars(self)["whole"]
         return pad(packed[side], whole, whole.longest)

@@ -68,9 +68,11 @@ def pad(packed: Tensor, layout: Layout, width: int, fill: float = 0.0) -> Tensor
     if layout.uniform and width == layout.most and layout.images:
         return packed[: layout.total].unflatten(0, (layout.images, layout.longest))[:, layout.prefix :]
     if packed.device.type == "cpu":
-        padded = packed.new_full((layout.images, width, *packed.shape[1:]), fill)
-        for image, (begin, end) in enumerate(pairwise(layout.offsets.tolist())):
-            padded[image, : end - begin - layout.prefix] = packed[begin + layout.prefix : end]
+        padded = packed.new_empty((layout.images, width, *packed.shape[1:]))
+        for image, (begin, end) in zip(padded, pairwise(layout.offsets.tolist()), strict=True):
+            count = end - begin - layout.prefix
+            image[:count] = packed[begin + layout.prefix : end]
+            image[count:] = fill
         return padded
     # Elsewhere counts are on the device, where nobody asks for them.
     row, there = rows(layout, width)
@@ -98,7 +100,16 @@ def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllT
 def attend_each(
     query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, size: PerRow | None
 ) -> PackedHeads:
-    """Attention of every image's queries to its own keys, one after the other; log `size` is added to the scores."""
+    """Attention of every image's queries to its own keys; log `size` is added to the scores.
+
+    Images of different lengths attend one after the other.
+    """
+    if layout.uniform and layout.total:
+        images = (layout.images, layout.longest)
+        q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
+        bias = None if size is None else size[: layout.total].log().to(q.dtype).view(layout.images, 1, 1, -1)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, scale=scale)
+        return attended.transpose(1, 2).flatten(0, 1)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     bounds = layout.offsets.tolist()
     for begin, end in pairwise(bounds):
