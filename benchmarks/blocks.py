@@ -34,7 +34,7 @@ EVERY, SECOND = "every", "every second"
 
 
 def methods(depth: int, blocks: str) -> dict[str, Method]:
-    """ToMe, ToMe with counts that adapt, and AdaMerge, at every block or at every second one."""
+    """ToMe, ToMe with AdaMerge's counts or DyMU's, and AdaMerge, at every block or at every second one."""
 
     def spread(r: float) -> float | tuple[float, ...]:
         return r if blocks == EVERY else tuple(r if layer % 2 == 0 else 0.0 for layer in range(depth))

@@ -75,12 +75,14 @@ class LatePadded(Heads):
         return self._padded(2)
 
     def mean_key(self, dtype: torch.dtype) -> Tensor:
-        packed, whole = vars(self)["packed"], vars(self)["whole"]
-        return pad(packed[1].to(dtype).mean(1), whole, whole.longest)
+        return self._pad(vars(self)["packed"][1].to(dtype).mean(1))
 
     def _padded(self, side: int) -> Tensor:
-        packed, whole = vars(self)["packed"], vars(self)["whole"]
-        return pad(packed[side], whole, whole.longest)
+        return self._pad(vars(self)["packed"][side])
+
+    def _pad(self, packed: Tensor) -> Tensor:
+        whole = vars(self)["whole"]
+        return pad(packed, whole, whole.longest)
 
 
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
