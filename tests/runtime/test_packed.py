@@ -1,5 +1,8 @@
 """The ragged road in plain torch gives the reference's numbers, and its layouts are what they say."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,9 +10,16 @@ from hypothesis import strategies as some
 from models.families import FAMILIES, RECIPES, build, pictures
 
 import adamerge
-from adamerge.runtime.ragged import even, pad, uneven
+from adamerge.core.recipe import Recipe
+from adamerge.methods import ats, dsm, tofu
+from adamerge.presets import protect
+from adamerge.runtime import attend
+from adamerge.runtime.attend import attend_each
+from adamerge.runtime.ragged import even, inside, pad, strip, uneven
 
 CPU = torch.device("cpu")
+# One that combines tokens in its own way, one that drops them, one that keeps their length, one that asks for places.
+MORE: dict[str, Recipe] = {"tofu": tofu(2), "ats": ats(9), "preset": protect(r=2.5), "dsm": dsm(2.5, 1)}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -26,6 +36,44 @@ def test_same_plans_same_outputs(family, recipe):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     for ours, theirs in zip(after.layers, before.layers, strict=True):
         torch.testing.assert_close(ours.redundancy, theirs.redundancy, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", MORE)
+@pytest.mark.parametrize("family", ["vit", "dinov2_registers"])
+def test_whatever_makes_one_token_of_several_gets_its_rows(family, recipe):
+    model, images, chosen = build(family), pictures(4), MORE[recipe]
+    if recipe == "preset":
+        chosen = chosen.with_stats(adamerge.calibrate(model, images, chosen, progress=False))
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        found = adamerge.apply(model, chosen, "packed")(images)
+    after = adamerge.trace(model)
+    assert before.merged.sum() > 0 and torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+
+
+@given(some.lists(some.integers(1, 70), min_size=1, max_size=4), some.booleans(), some.booleans())
+def test_attention_stays_within_an_image_however_it_is_computed(lengths, biased, products):
+    where, random = uneven([n - 1 for n in lengths], 1, CPU), torch.Generator().manual_seed(sum(lengths))
+    query, key, value = torch.randn(3, where.total, 3, 8, generator=random, dtype=torch.float64)
+    size = 1 + torch.rand(where.total, generator=random).double() if biased else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend, "BY_PRODUCTS", 256 if products else 0)
+        found = attend_each(query, key, value, where, 0.3, size)
+    for begin, end in pairwise(where.offsets.tolist()):
+        q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
+        weights = (0.3 * q @ k.mT).exp() * (1 if size is None else size[begin:end])
+        expected = weights / weights.sum(-1, keepdim=True) @ v
+        torch.testing.assert_close(found[begin:end], expected.transpose(0, 1))
+
+
+@given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))
+def test_stripping_undoes_padding(counts, prefix):
+    where = replace(uneven(counts, prefix, CPU), prefix=0)
+    rows = torch.arange(2 * where.total).view(-1, 2)
+    assert torch.equal(strip(pad(rows, where, where.longest, -1), inside(where)), rows)
 
 
 @given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))

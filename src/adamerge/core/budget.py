@@ -292,5 +292,5 @@ class Keep:
     def __call__(self, links: Links, evidence: Evidence) -> int:
         if evidence.layer not in {math.floor(stage * evidence.depth) for stage in self.stages}:
             return 0
-        n = evidence.raw.shape[1]
+        n = evidence.size.shape[1]
         return max(n - math.ceil(self.rate * n) - 1, 0)

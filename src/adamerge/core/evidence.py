@@ -63,8 +63,7 @@ class Evidence:
     @property
     def keys(self) -> Features:
         """The patch tokens' attention keys, averaged over heads."""
-        dtype = torch.promote_types(self.raw.dtype, torch.float32)
-        return self._after_attention("keys").mean_key(dtype)[:, self.prefix :]
+        return self._after_attention("keys").mean_key(self.size.dtype)[:, self.prefix :]
 
     @property
     def values(self) -> Features:
@@ -94,13 +93,13 @@ class Evidence:
         """Which tokens exist; None when all do."""
         if self.count is None:
             return None
-        return torch.arange(self.raw.shape[1], device=self.raw.device) < self.count[:, None]
+        return torch.arange(self.size.shape[1], device=self.size.device) < self.count[:, None]
 
     @property
     def counts(self) -> Counts:
         """How many tokens each image has."""
-        b, n, _ = self.raw.shape
-        return torch.full((b,), n, device=self.raw.device) if self.count is None else self.count
+        b, n = self.size.shape
+        return torch.full((b,), n, device=self.size.device) if self.count is None else self.count
 
     def _weights(self, heads: Heads, query: Float[Tensor, "b q h k"]) -> Float[Tensor, "b q t"]:
         query, key = (side.to(self.tokens.dtype).transpose(1, 2) for side in (query, heads.key))

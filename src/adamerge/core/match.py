@@ -61,7 +61,7 @@ class Sequential:
     """The first half merges into the second: A = the first floor(n/2) tokens, B = the rest (published)."""
 
     def __call__(self, evidence: Evidence) -> Sides:
-        n, counts = evidence.raw.shape[1], evidence.counts[:, None]
+        n, counts = evidence.size.shape[1], evidence.counts[:, None]
         half = counts // 2
         source = torch.arange(n // 2, device=half.device).expand(half.shape[0], -1)
         target = torch.arange(n - n // 2, device=half.device) + half
@@ -83,7 +83,7 @@ class Alternating:
     from_prefix: bool = False
 
     def __call__(self, evidence: Evidence) -> Sides:
-        n, counts = evidence.raw.shape[1], evidence.counts[:, None]
+        n, counts = evidence.size.shape[1], evidence.counts[:, None]
         first = evidence.prefix % 2 if self.from_prefix else 0
         source = torch.arange(first, n, 2, device=counts.device).expand(counts.shape[0], -1)
         target = torch.arange(1 - first, n, 2, device=counts.device).expand(counts.shape[0], -1)

@@ -35,8 +35,7 @@ class Uniform:
     """All tokens matter the same."""
 
     def __call__(self, evidence: Evidence) -> PerToken:
-        tokens = evidence.tokens
-        return tokens.new_ones(tokens.shape[:2])
+        return torch.ones_like(evidence.size)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return 0 * n
@@ -66,8 +65,9 @@ class Centrality:
         valid = evidence.valid
         # A few roundings are no difference.  Tokens that are all equal have equal salience by definition, however far
         # rounding sets large products apart.
-        alike = (x == x[:, :1]).all(-1) if valid is None else (x == x[:, :1]).all(-1) | ~valid
-        slack = torch.where(alike.all(1), torch.inf, 8 * torch.finfo(a.dtype).eps)[:, None]
+        own = x if valid is None else torch.where(valid[:, :, None], x, x[:, :1])
+        alike = (own.amax(1) == own.amin(1)).all(1)
+        slack = torch.where(alike, torch.inf, 8 * torch.finfo(a.dtype).eps)[:, None]
         if valid is None:
             return spread(a.softmax(-1).sum(-2), None, slack)
         a = a.masked_fill(~valid[:, None, :], float("-inf")).softmax(-1)

@@ -29,7 +29,7 @@ class Ratio:
         return False
 
     def merges(self, evidence: Evidence) -> int:
-        n = evidence.raw.shape[1]
+        n = evidence.size.shape[1]
         return min(math.floor(n - n * self.ratio), n // 2)
 
     def __call__(self, links: Links, evidence: Evidence) -> int:

@@ -34,11 +34,16 @@ def read(
         return None
     if not (isinstance(norm1, nn.LayerNorm) and isinstance(norm2, nn.LayerNorm)):
         return None
-    products = [_affine(layer) for layer in (qkv, project, fc1, fc2) if type(layer) is nn.Linear]
+    products = [_affine(layer) for layer in (qkv, project, fc1, fc2) if type(layer) is nn.Linear and _plain(layer)]
     if len(products) < 4:
         return None
     first, second, third, fourth = products
     return Numbers(_norm(norm1), first, second, gamma1, _norm(norm2), third, fourth, gamma2)
+
+
+def _plain(layer: nn.Linear) -> bool:
+    """Whether the weight is a tensor and not something that only acts like one, such as a quantised or sharded one."""
+    return type(layer.weight) in (Tensor, nn.Parameter)
 
 
 def _norm(layer: nn.LayerNorm) -> Norm:

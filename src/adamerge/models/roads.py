@@ -12,6 +12,7 @@ from torch import Tensor
 from adamerge.core.budget import Adaptive, Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import packed, padded
+from adamerge.runtime.onednn import by_onednn
 from adamerge.runtime.padded import Tables
 from adamerge.runtime.trace import Trace, join
 from adamerge.runtime.view import View
@@ -163,14 +164,14 @@ class Reference:
 
 
 class Ragged:
-    """Packed tokens in plain torch."""
+    """Packed tokens on a CPU, in plain torch."""
 
     def __init__(self, switch: Switch, x: Tensor):
         self.switch, self.state = switch, packed.start(x, switch.prefix, switch.class_token)
+        self.views = [by_onednn(view, x) for view in switch.views]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
-        switch = self.switch
-        self.state = packed.step(self.state, switch.views[layer], switch.recipe, len(switch.views))
+        self.state = packed.step(self.state, self.views[layer], self.switch.recipe, len(self.views))
 
     def finish(self) -> Tensor:
         return packed.finish(self.state)

@@ -11,14 +11,20 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from adamerge.core.combine import MeanNorm
 from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally
-from adamerge.core.recipe import Decision, Recipe
-from adamerge.core.types import AllTokens
-from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, attend_each, even, pad, uneven, unfold
+from adamerge.core.recipe import Average, Decision, Drop, Recipe
+from adamerge.core.types import AllTokens, Counts
+from adamerge.runtime.attend import attend_each
+from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, even, inside, pad, strip, uneven, unfold
 from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import View
+
+# Parts that make one token of several by the decision alone, whatever rows they are given.
+BY_DECISION = (Average, Drop, MeanNorm)
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,28 @@ class LatePadded(Heads):
         return pad(packed, whole, whole.longest)
 
 
+class LateEvidence(Evidence):
+    """Evidence whose tokens are padded, and places worked out, when somebody looks at them: who compares keys does
+    neither."""
+
+    def __init__(self, state: State, size: Tensor, depth: int, count: Counts | None, heads: Heads | None):
+        layout = state.layout
+        vars(self).update(state=state, size=size, layer=state.layer, depth=depth, prefix=layout.prefix, count=count)
+        vars(self).update(class_token=state.class_token, heads=heads, patches=state.history.shape[1])
+
+    @cached_property
+    def raw(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        state: State = vars(self)["state"]
+        return pad(state.x, state.layout, state.layout.most)
+
+    @cached_property
+    def place(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        state: State = vars(self)["state"]
+        images, patches = state.history.shape
+        past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
+        return first(keep_all(images, patches, state.x.device).slot, past)
+
+
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
     """A batch as it enters the first block."""
     b, n, d = x.shape
@@ -125,7 +153,7 @@ def merge(
     depth: int,
     heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None = None,
 ) -> State:
-    """Decide one merge as the reference does, on a padded copy, and carry it out."""
+    """Decide one merge as the reference does, on padded copies, and carry it out on the packed rows."""
     layout = state.layout
     with stage("decide"):
         evidence = look(state, recipe, depth, heads)
@@ -133,29 +161,30 @@ def merge(
             decision = recipe.decide(evidence)
     plan = decision.plan
     if plan.is_identity:
-        return replace(state, steps=(*state.steps, partial(_told, decision, evidence.size)))
+        return replace(state, steps=(*state.steps, partial(_told, decision, layout, state.size)))
     with stage("merge"):
-        patches = recipe.combine(evidence.raw, decision, evidence)
-        size = tally(evidence.size, plan)
-        head = _heads_of_images(state.x, layout)
         after = even(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
         if plan.ragged:
             after = uneven(plan.count.tolist(), layout.prefix, state.x.device)
-        keep = torch.arange(layout.prefix + plan.width, device=state.x.device) < (plan.count + layout.prefix)[:, None]
-        x = torch.cat([head, patches], 1)
-        sizes = torch.nn.functional.pad(size, (layout.prefix, 0), value=1.0).to(state.size.dtype)
+        packed = _in_one_row(decision, layout, after)
+        size = tally(state.size[None, : layout.total], packed.plan)[0]
+        if type(recipe.combine) in BY_DECISION:
+            x = recipe.combine(state.x[None, : layout.total], packed, evidence)[0]
+        else:
+            patches = recipe.combine(evidence.raw, decision, evidence)
+            x = strip(torch.cat([_heads_of_images(state.x, layout), patches], 1), inside(after))
         history = plan.slot.gather(1, state.history.long()).int()
     return replace(
         state,
-        x=x[keep] if plan.ragged else x.flatten(0, 1),
-        size=sizes[keep] if plan.ragged else sizes.flatten(),
+        x=x,
+        size=size,
         layout=after,
         history=history,
         merged=True,
         logs=None,
         normed=None,
         inverse=None,
-        steps=(*state.steps, partial(_told, decision, size)),
+        steps=(*state.steps, partial(_told, decision, after, size)),
     )
 
 
@@ -166,23 +195,25 @@ def look(
     layout = state.layout
     count = None if layout.uniform else layout.patches.long()
     size = pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32))
-    past = Plan(state.history.long(), layout.patches.long(), layout.most)
-    images, patches = state.history.shape
-    place = first(keep_all(images, patches, state.x.device).slot, past)
     whole = replace(layout, prefix=0)
     padded = None if heads is None else LatePadded(*heads, whole, _bias(state, recipe, whole))
-    return Evidence(
-        raw=pad(state.x, layout, layout.most),
-        size=size,
-        layer=state.layer,
-        depth=depth,
-        prefix=layout.prefix,
-        class_token=state.class_token,
-        count=count,
-        heads=padded,
-        place=place,
-        patches=patches,
-    )
+    return LateEvidence(state, size, depth, count, padded)
+
+
+def _in_one_row(decision: Decision, layout: Layout, after: Layout) -> Decision:
+    """The decision as that of one image which owns all rows: prefix tokens are among them, each alone in its slot."""
+    plan, links, prefix, tokens = decision.plan, decision.links, layout.prefix, inside(layout)
+
+    def row(value: Tensor, fill: float = 0) -> Tensor:
+        return strip(torch.nn.functional.pad(value, (prefix, 0), value=fill), tokens)[None]
+
+    def rows(to: Plan, where: Layout) -> Tensor:
+        return strip(to.behind(prefix).slot + where.offsets[:-1, None], tokens)[None]
+
+    slot, partner = rows(plan, after), rows(replace(plan, slot=links.partner), layout)
+    count = torch.full((1,), after.total, device=slot.device)
+    own = Links(row(links.value), partner, row(links.source), None)
+    return Decision(Plan(slot, count, after.total), row(decision.weight, 1), row(decision.salience, 1), own)
 
 
 def _bias(state: State, recipe: Recipe, whole: Layout) -> Tensor | None:
@@ -200,5 +231,6 @@ def _heads_of_images(x: Packed, layout: Layout) -> Tensor:
     return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
 
 
-def _told(decision: Decision, size: Tensor) -> LayerTrace:
-    return LayerTrace(decision.plan, decision.salience, size, decision.links.redundancy)
+def _told(decision: Decision, after: Layout, size: PerRow) -> LayerTrace:
+    padded = pad(size, after, after.most).to(decision.salience.dtype)
+    return LayerTrace(decision.plan, decision.salience, padded, decision.links.redundancy)

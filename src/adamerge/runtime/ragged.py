@@ -79,6 +79,19 @@ def pad(packed: Tensor, layout: Layout, width: int, fill: float = 0.0) -> Tensor
     return torch.where(there.view(*there.shape, *[1] * (packed.dim() - 1)), packed[row], fill)
 
 
+def inside(layout: Layout) -> Int[Tensor, " total"] | None:
+    """Where the tokens lie in a padded `(b, longest, …)` array whose rows are counted through; None: everywhere."""
+    if layout.uniform:
+        return None
+    there = torch.arange(layout.longest, device=layout.offsets.device) < layout.offsets.diff()[:, None]
+    return there.flatten().nonzero()[:, 0]
+
+
+def strip(padded: Tensor, where: Int[Tensor, " total"] | None) -> Tensor:
+    """Per-token values, padded `(b, longest, …)`, as a packed `(total, …)` array, by what `inside` says."""
+    return padded.flatten(0, 1) if where is None else padded.flatten(0, 1).index_select(0, where)
+
+
 def uneven(counts: Sequence[int], prefix: int, device: torch.device) -> Layout:
     """The layout of images with so many patches each."""
     ends = torch.tensor([0, *counts], device=device) + prefix
@@ -95,26 +108,3 @@ def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllT
     head = torch.arange(layout.prefix, device=begin.device).expand(images, layout.prefix)
     row = begin + torch.cat([head, history + layout.prefix], 1)
     return x.index_select(0, row.flatten()).view(images, layout.prefix + patches, -1)
-
-
-def attend_each(
-    query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, size: PerRow | None
-) -> PackedHeads:
-    """Attention of every image's queries to its own keys; log `size` is added to the scores.
-
-    Images of different lengths attend one after the other.
-    """
-    if layout.uniform and layout.total:
-        images = (layout.images, layout.longest)
-        q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
-        bias = None if size is None else size[: layout.total].log().to(q.dtype).view(layout.images, 1, 1, -1)
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, scale=scale)
-        return attended.transpose(1, 2).flatten(0, 1)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    bounds = layout.offsets.tolist()
-    for begin, end in pairwise(bounds):
-        q, k, v = (side[begin:end].transpose(0, 1)[None] for side in (query, key, value))
-        bias = None if size is None else size[begin:end].log().to(q.dtype)[None, None, None]
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, bias, scale=scale)
-        out[begin:end] = attended[0].transpose(0, 1)
-    return out

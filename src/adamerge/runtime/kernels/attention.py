@@ -10,8 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from adamerge.runtime.attend import attend_each
 from adamerge.runtime.kernels.launch import LOG2E, ahead, blocks, others_done, placed, power, precision
-from adamerge.runtime.ragged import Layout, PackedHeads, PerRow, attend_each
+from adamerge.runtime.ragged import Layout, PackedHeads, PerRow
 
 
 @triton.jit
