@@ -11,6 +11,7 @@ import adamerge
 from adamerge.models.surgery import applied
 from adamerge.runtime import onednn
 from adamerge.runtime.onednn import FEWEST_ROWS, OneDNN, by_onednn
+from adamerge.runtime.ragged import roomy
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 FLOAT32 = torch.zeros(1)
@@ -45,6 +46,8 @@ def test_a_pass_takes_them(monkeypatch):
     assert len(seen) == 4 * len(model.blocks) and seen[0] >= FEWEST_ROWS
     # Every product has the rows that are left, and merging leaves fewer.
     assert seen == sorted(seen, reverse=True) and seen[-1] < seen[0]
+    # Adaptive counts come out new with every batch; products are made for few numbers of rows.
+    assert all(rows == roomy(rows) for rows in seen if rows < seen[0])
 
 
 class Quantised(torch.Tensor):

@@ -16,7 +16,7 @@ BY_PRODUCTS, AT_ONCE = 256, 48
 def attend_each(
     query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, size: PerRow | None
 ) -> PackedHeads:
-    """Attention of every image's queries to its own keys; log `size` is added to the scores.
+    """Attention of every image's queries to its own keys; log `size` is added to the scores.  Rows of nobody get 0.
 
     Images attend one after the other, unless all have the same length and torch's own attention takes them at once.
     """
@@ -25,13 +25,15 @@ def attend_each(
         images = (layout.images, layout.longest)
         q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
         biases = None if bias is None else bias[: layout.total].view(layout.images, 1, 1, -1)
-        attended = scaled_dot_product_attention(q, k, v, biases, scale=scale)
-        return attended.transpose(1, 2).flatten(0, 1)
+        attended = scaled_dot_product_attention(q, k, v, biases, scale=scale).transpose(1, 2).flatten(0, 1)
+        spare = len(query) - layout.total
+        return torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, spare)) if spare else attended
     attend = _attend_by_products if _quicker_by_products(query, layout) else _attend
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for begin, end in pairwise(layout.offsets.tolist()):
         q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
         out[begin:end] = attend(q, k, v, scale, None if bias is None else bias[begin:end]).transpose(0, 1)
+    out[layout.total :] = 0
     return out
 
 

@@ -18,7 +18,7 @@ from adamerge.core.plan import Plan, first, keep_all, tally
 from adamerge.core.recipe import Average, Decision, Drop, Recipe
 from adamerge.core.types import AllTokens, Counts
 from adamerge.runtime.attend import attend_each
-from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, even, inside, pad, strip, uneven, unfold
+from adamerge.runtime.ragged import Layout, Packed, PackedHeads, PerRow, even, inside, pad, roomy, strip, uneven, unfold
 from adamerge.runtime.stages import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.view import View
@@ -166,13 +166,16 @@ def merge(
         after = even(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
         if plan.ragged:
             after = uneven(plan.count.tolist(), layout.prefix, state.x.device)
-        packed = _in_one_row(decision, layout, after)
+        # How many tokens an adaptive recipe leaves is new with every batch.
+        rows = roomy(after.total) if recipe.ragged and state.x.device.type == "cpu" else after.total
+        packed = _in_one_row(decision, layout, after, rows)
         size = tally(state.size[None, : layout.total], packed.plan)[0]
         if type(recipe.combine) in BY_DECISION:
             x = recipe.combine(state.x[None, : layout.total], packed, evidence)[0]
         else:
             patches = recipe.combine(evidence.raw, decision, evidence)
             x = strip(torch.cat([_heads_of_images(state.x, layout), patches], 1), inside(after))
+            x = torch.nn.functional.pad(x, (0, 0, 0, rows - after.total))
         history = plan.slot.gather(1, state.history.long()).int()
     return replace(
         state,
@@ -200,8 +203,11 @@ def look(
     return LateEvidence(state, size, depth, count, padded)
 
 
-def _in_one_row(decision: Decision, layout: Layout, after: Layout) -> Decision:
-    """The decision as that of one image which owns all rows: prefix tokens are among them, each alone in its slot."""
+def _in_one_row(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
+    """The decision as that of one image which owns all rows: prefix tokens are among them, each alone in its slot.
+
+    Of its `width` slots, those behind all images get no token.
+    """
     plan, links, prefix, tokens = decision.plan, decision.links, layout.prefix, inside(layout)
 
     def row(value: Tensor, fill: float = 0) -> Tensor:
@@ -213,7 +219,7 @@ def _in_one_row(decision: Decision, layout: Layout, after: Layout) -> Decision:
     slot, partner = rows(plan, after), rows(replace(plan, slot=links.partner), layout)
     count = torch.full((1,), after.total, device=slot.device)
     own = Links(row(links.value), partner, row(links.source), None)
-    return Decision(Plan(slot, count, after.total), row(decision.weight, 1), row(decision.salience, 1), own)
+    return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
 
 
 def _bias(state: State, recipe: Recipe, whole: Layout) -> Tensor | None:
