@@ -88,6 +88,28 @@ def sizes_table() -> str:
     return "\n".join(lines)
 
 
+def processor_table() -> str:
+    """What a processor gains, of what the cost promises: over the unmerged model and over the runtime without merging,
+    which is a recipe that merges one token in the last block."""
+    lines = [
+        "| two cores, batch 8 | true cut | promised by the cost | packed | share of the promise | share, over one token "
+        "| reference, the default |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    (run,) = runs(f"bench-{BASE}-cpu")
+    packed, reference = ({r["method"]: r for r in run if r["way"] == way} for way in ("packed", "reference"))
+    (alone,) = [float(row["ms_p50"]) for row in packed.values() if float(row["cut_true"]) < 0.001]
+    for method, row in packed.items():
+        gain, ideal, over = float(row["speedup"]), float(row["ideal_true"]), alone / float(row["ms_p50"])
+        name = ALONE if over == 1 else method
+        shares = f"{gain / ideal:.0%} | {over / ideal:.0%}" if over != 1 else "– | –"
+        lines.append(
+            f"| {name} | {round(float(row['cut_true']), 3) + 0.0:.1%} | {ideal:.2f}× | {gain:.2f}× | {shares} "
+            f"| {float(reference[method]['speedup']):.2f}× |"
+        )
+    return "\n".join(lines)
+
+
 def deciding_table() -> str:
     """What deciding takes of a forward pass, and what merging adds to the norms that a merge does in passing."""
     lines = [

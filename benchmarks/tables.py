@@ -12,6 +12,7 @@ from speed_tables import (
     equal_cost_table,
     floor_table,
     parity_table,
+    processor_table,
     sizes_table,
     speed_matrix,
     speed_table,
@@ -162,6 +163,7 @@ def pages() -> dict[Path, str]:
             speed,
             {
                 "speeds": speed_matrix(),
+                "processor": processor_table(),
                 "equal": equal_cost_table(),
                 "blocks": blocks_table(),
                 "sizes": sizes_table(),
