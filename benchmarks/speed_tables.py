@@ -92,7 +92,7 @@ def processor_table() -> str:
     """What a processor gains, of what the cost promises: over the unmerged model and over the runtime without merging,
     which is a recipe that merges one token in the last block."""
     lines = [
-        "| two cores, batch 8 | true cut | promised by the cost | packed | share of the promise | share, over one token "
+        "| two cores, batch 8 | true cut | promised by the cost | packed | share of that | share, over one token "
         "| reference, the default |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]

@@ -290,4 +290,4 @@ def _untouched(layout: Layout, size: PerRow) -> LayerTrace:
     place = torch.arange(n, device=count.device)
     plan = Plan(torch.where(place < count[:, None], place, -1), count, n, ragged=not layout.uniform)
     sizes = pad(size, layout, n)
-    return LayerTrace(plan, torch.ones_like(sizes), sizes, torch.full_like(count, float("nan"), dtype=sizes.dtype))
+    return LayerTrace(plan, torch.ones_like(sizes), sizes, torch.zeros_like(count, dtype=sizes.dtype))
