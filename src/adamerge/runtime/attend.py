@@ -20,19 +20,20 @@ def attend_each(
 
     Images attend one after the other, unless all have the same length and torch's own attention takes them at once.
     """
-    bias = None if size is None else size.log().to(query.dtype)
     if layout.uniform and layout.total and not (layout.longest > AT_ONCE and _quicker_by_products(query, layout)):
         images = (layout.images, layout.longest)
         q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
-        biases = None if bias is None else bias[: layout.total].view(layout.images, 1, 1, -1)
-        attended = scaled_dot_product_attention(q, k, v, biases, scale=scale).transpose(1, 2).flatten(0, 1)
+        bias = None if size is None else size[: layout.total].log().to(q.dtype).view(layout.images, 1, 1, -1)
+        attended = scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2).flatten(0, 1)
         spare = len(query) - layout.total
         return torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, spare)) if spare else attended
     attend = _attend_by_products if _quicker_by_products(query, layout) else _attend
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for begin, end in pairwise(layout.offsets.tolist()):
         q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
-        out[begin:end] = attend(q, k, v, scale, None if bias is None else bias[begin:end]).transpose(0, 1)
+        # A piece of a longer array of biases would lie where attention on CUDA cannot read it.
+        bias = None if size is None else size[begin:end].log().to(q.dtype)
+        out[begin:end] = attend(q, k, v, scale, bias).transpose(0, 1)
     out[layout.total :] = 0
     return out
 
