@@ -39,6 +39,7 @@ class Widths:
 class Evidence:
     """The patch tokens at the merge site, and what is known about them.  Prefix tokens are never among them.
 
+    `size` is in float32 or better, and shapes are read off it: a runtime may pad `raw` only when somebody looks at it.
     `class_token` says whether the first prefix token is one.  `count` is None when every image owns all `n` tokens.
     `heads` exists only after attention.  `place` is the first original patch (of `patches`, in reading order) that a
     token stands for.

@@ -8,9 +8,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from adamerge.runtime.ragged import Layout, PackedHeads, PerRow
 
-# Up to how many tokens attention by products can be the quicker one, and up to how many images of equal length are
-# better taken at once.
-BY_PRODUCTS, AT_ONCE = 256, 48
+# Up to how many tokens attention by products can be the quicker one.
+BY_PRODUCTS = 256
 
 
 def attend_each(
@@ -20,31 +19,32 @@ def attend_each(
 
     Images attend one after the other, unless all have the same length and torch's own attention takes them at once.
     """
-    if layout.uniform and layout.total and not (layout.longest > AT_ONCE and _quicker_by_products(query, layout)):
+    if layout.uniform and layout.total and not _quicker_by_products(query, layout.longest):
         images = (layout.images, layout.longest)
         q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
         bias = None if size is None else size[: layout.total].log().to(q.dtype).view(layout.images, 1, 1, -1)
         attended = scaled_dot_product_attention(q, k, v, bias, scale=scale).transpose(1, 2).flatten(0, 1)
         spare = len(query) - layout.total
         return torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, spare)) if spare else attended
-    attend = _attend_by_products if _quicker_by_products(query, layout) else _attend
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for begin, end in pairwise(layout.offsets.tolist()):
         q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
         # A piece of a longer array of biases would lie where attention on CUDA cannot read it.
         bias = None if size is None else size[begin:end].log().to(q.dtype)
+        # By its own length: how an image is computed must not depend on its neighbours.
+        attend = _attend_by_products if _quicker_by_products(query, end - begin) else _attend
         out[begin:end] = attend(q, k, v, scale, bias).transpose(0, 1)
     out[layout.total :] = 0
     return out
 
 
-def _quicker_by_products(query: PackedHeads, layout: Layout) -> bool:
+def _quicker_by_products(query: PackedHeads, tokens: int) -> bool:
     """Whether attention as two products beats torch's own, which takes few queries at a time when there are few.
 
     So it was on two and four cores of two makers; many cores have too little to do in the heads of one image.  Half
     precision would round the scores.
     """
-    wide, few = query.dtype in (torch.float32, torch.float64), layout.longest <= BY_PRODUCTS
+    wide, few = query.dtype in (torch.float32, torch.float64), tokens <= BY_PRODUCTS
     return query.device.type == "cpu" and wide and few and query.shape[1] >= 2 * torch.get_num_threads()
 
 

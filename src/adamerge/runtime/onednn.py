@@ -8,12 +8,9 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn.functional import gelu, layer_norm, linear
+from torch.nn.functional import layer_norm
 
 from adamerge.runtime.view import Affine, BlockShape, Norm, Numbers, Plain, View
-
-# With fewer rows than this, torch's own product is the quicker one.
-FEWEST_ROWS = 64
 
 
 def by_onednn(view: View, x: Tensor) -> View:
@@ -69,9 +66,6 @@ class OneDNN:
 
 def _product(x: Tensor, layer: Affine, activate: bool = False) -> Tensor:
     """A linear layer, with exact GELU if asked for."""
-    if len(x) < FEWEST_ROWS:
-        y = linear(x, layer.weight, layer.bias)
-        return gelu(y) if activate else y
     then, how = ("gelu", "none") if activate else ("none", "")
     return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, then, [], how)
 
