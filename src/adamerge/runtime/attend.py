@@ -41,8 +41,8 @@ def attend_each(
 def _quicker_by_products(query: PackedHeads, tokens: int) -> bool:
     """Whether attention as two products beats torch's own, which takes few queries at a time when there are few.
 
-    So it was on two and four cores of two makers; many cores have too little to do in the heads of one image.  Half
-    precision would round the scores.
+    So it was on two and four cores of two makers; many cores, with less than two heads each, have too little to do
+    in one image.  Half precision would round the scores.
     """
     wide, few = query.dtype in (torch.float32, torch.float64), tokens <= BY_PRODUCTS
     return query.device.type == "cpu" and wide and few and query.shape[1] >= 2 * torch.get_num_threads()
