@@ -16,13 +16,13 @@ import torch
 from reading import RESULTS, read, write
 from safetensors.torch import load_file
 
-from adamerge.benchmark import folder_images
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import Average, BySalienceAndSize, BySize, Recipe
 from adamerge.core.salience import AttentionShare, Uniform
+from adamerge.experiments.benchmark import folder_images
 from adamerge.presets import STRENGTH, protect, rates, scaled
-from adamerge.solve import Target
-from adamerge.tuning.bench import Bench
+from adamerge.search.evaluator import Evaluator
+from adamerge.search.solve import Target
 
 NAME = "ablation-frontier"
 CUTS = (0.3, 0.5)
@@ -75,7 +75,7 @@ def main() -> None:
         model.load_state_dict(load_file(path))
         model.to(arguments.device)
         bench, judge = (
-            Bench(model, folder_images(model, folder, number)[0].split(32))
+            Evaluator(model, folder_images(model, folder, number)[0].split(32))
             for folder, number in ((arguments.calibration, arguments.images), (arguments.data, arguments.judged))
         )
         facts = {"images": bench.number, "judged": judge.number, "device": arguments.device, "torch": torch.__version__}

@@ -18,13 +18,13 @@ from reading import RESULTS, read, write
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from adamerge.benchmark import folder_images
-from adamerge.bootstrap import paired
 from adamerge.core.budget import Fixed, Threshold, ZScore
+from adamerge.experiments.benchmark import folder_images
+from adamerge.experiments.bootstrap import paired
 from adamerge.methods import Method, dymu, tome
 from adamerge.methods import adamerge as published
-from adamerge.solve import solve
-from adamerge.tuning.bench import Bench, Outcome
+from adamerge.search.evaluator import Evaluator, SweepResult
+from adamerge.search.solve import solve
 
 NAME = "blocks"
 CUT = 0.25
@@ -48,7 +48,7 @@ def methods(depth: int, blocks: str) -> dict[str, Method]:
     return {name: Method(make, "r", 0, 98) for name, make in makes.items()}
 
 
-def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Bench) -> tuple[float, Outcome]:
+def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Evaluator) -> tuple[float, SweepResult]:
     """The knob at which the judged images save what they should, and what becomes of them.
 
     What calibration images save is only near to what others do.
@@ -78,7 +78,7 @@ def main() -> None:
         model: Any = timm.create_model(name).eval()
         model.load_state_dict(load_file(path))
         calibration = folder_images(model, arguments.calibration, arguments.images)[0]
-        judge = Bench(model, folder_images(model, arguments.data, arguments.judged)[0].split(32))
+        judge = Evaluator(model, folder_images(model, arguments.data, arguments.judged)[0].split(32))
         facts = {"images": len(calibration), "judged": judge.number, "torch": torch.__version__}
         known = {(row["method"], row["blocks"]) for row in rows if row["model"] == name}
         first: Tensor | None = None

@@ -22,15 +22,15 @@ from speed import load
 from torch import Tensor, nn
 
 import adamerge
-from adamerge.benchmark import folder_images, twin
-from adamerge.benchmark.timing import Timing, interleave, watch_device
 from adamerge.core.recipe import Recipe
-from adamerge.models.surgery import apply
-from adamerge.runtime import fused
-from adamerge.runtime.fusion import recognise
-from adamerge.runtime.kernels.decide import Choice
-from adamerge.runtime.wait import Wait
-from adamerge.versions import versions
+from adamerge.experiments.benchmark import folder_images, twin
+from adamerge.experiments.benchmark.timing import Timing, interleave, watch_device
+from adamerge.experiments.versions import versions
+from adamerge.patching.apply import apply
+from adamerge.runtime.triton import forward as fused
+from adamerge.runtime.triton.kernels.decide import Choice
+from adamerge.runtime.triton.lowering import lower
+from adamerge.runtime.triton.readback import Readback
 
 MODEL, BLOCKS = "vit_base_patch16_224", 12
 INNER = 3
@@ -83,7 +83,7 @@ def main() -> None:
 
 def merges(recipe: Recipe) -> int:
     """How many blocks merge; each of the others does its norm in a kernel that merges nothing."""
-    fusion = recognise(recipe, prefix=1, class_token=True)
+    fusion = lower(recipe, prefix=1, class_token=True)
     assert not isinstance(fusion, str), fusion
     return sum(fusion.may_merge(layer) for layer in range(BLOCKS))
 
@@ -96,22 +96,26 @@ def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:
 def both(model: nn.Module, recipe: Recipe, images: Tensor) -> tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]:
     """The merged model in a graph, and another that is given the choices of the first."""
     kept: dict[int, Choice] = {}
-    choose = fused.Pass._choose
+    choose = fused.TritonForward._choose
 
-    def keep(self: fused.Pass, state: Any, fusion: Any, layer: int, key: Any, glances: Any) -> tuple[Choice, Wait]:
+    def keep(
+        self: fused.TritonForward, state: Any, fusion: Any, layer: int, key: Any, glances: Any
+    ) -> tuple[Choice, Readback]:
         kept[layer], wait = choose(self, state, fusion, layer, key, glances)
         return kept[layer], wait
 
-    def give(self: fused.Pass, state: Any, fusion: Any, layer: int, key: Any, glances: Any) -> tuple[Choice, Wait]:
-        return kept[layer], Wait(kept[layer].count, state.layout, fusion.merges(layer, state.layout.most))
+    def give(
+        self: fused.TritonForward, state: Any, fusion: Any, layer: int, key: Any, glances: Any
+    ) -> tuple[Choice, Readback]:
+        return kept[layer], Readback(kept[layer].count, state.layout, fusion.merges(layer, state.layout.most))
 
-    with patch.object(fused.Pass, "_choose", keep):
+    with patch.object(fused.TritonForward, "_choose", keep):
         deciding = adamerge.capture(apply(twin(model), recipe, "packed"), images)
     expected = deciding(images).clone()
     kept = {
         layer: Choice(*(getattr(made, field.name).clone() for field in fields(made))) for layer, made in kept.items()
     }
-    with patch.object(fused.Pass, "_choose", give), patch.object(fused, "glance", lambda *_: None):
+    with patch.object(fused.TritonForward, "_choose", give), patch.object(fused, "glance", lambda *_: None):
         given = adamerge.capture(apply(twin(model), recipe, "packed"), images)
     assert torch.equal(given(images), expected), "what was chosen before is not what was chosen"
     return deciding, given

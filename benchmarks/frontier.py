@@ -18,21 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adamerge.bootstrap import intervals, paired
 from adamerge.cli.loading import load_data, load_model
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.data import spread
+from adamerge.data.folders import even_indices
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.experiments.bootstrap import intervals, paired
+from adamerge.experiments.versions import versions
 from adamerge.methods import METHODS
 from adamerge.presets import scaled, settle
-from adamerge.solve import Target
-from adamerge.tune import seek, split
-from adamerge.tuning.bench import AT_ONCE, AT_ONCE_ELSEWHERE, Bench, Outcome
-from adamerge.tuning.journal import Journal
-from adamerge.versions import versions
+from adamerge.search.evaluator import AT_ONCE, AT_ONCE_ELSEWHERE, Evaluator, SweepResult
+from adamerge.search.journal import Journal
+from adamerge.search.solve import Target
+from adamerge.search.tuner import seek, split
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
@@ -127,9 +127,9 @@ class Frontier:
         judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
         size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
         # Rivals choose and calibrate on the very images that are searched on.
-        self.bench = Bench(model, split(list(tune.split(size)))[0])
-        self.one = Bench(model, [tune[:1]])
-        self.judges = Bench(model, list(judge.split(size)))
+        self.bench = Evaluator(model, split(list(tune.split(size)))[0])
+        self.one = Evaluator(model, [tune[:1]])
+        self.judges = Evaluator(model, list(judge.split(size)))
         # A backbone has no classes; its accuracies are 0 and mean nothing.
         self.full = torch.cat([wanted[0].argmax(1) for wanted in self.judges.wanted]).cpu()
         if self.judges.loss == "features":
@@ -166,7 +166,7 @@ class Frontier:
 
     def level(
         self, target: Target, make: Callable[[Target], Found | None], found: Found | None = None
-    ) -> tuple[Found, Outcome]:
+    ) -> tuple[Found, SweepResult]:
         """A recipe that meets the target on the images it is judged on, and what it does there.
 
         Calibrated counts meet a cost on the images they were calibrated on; other images may spare less.  So that all
@@ -229,11 +229,11 @@ class Frontier:
 
         return make
 
-    def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, Outcome]:
+    def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, SweepResult]:
         """The knob that meets the target, by interpolation and halving in turn."""
         method, goal = METHODS[name], target.macs(self.bench.full)
 
-        def sweep(bench: Bench, knob: float) -> Outcome:
+        def sweep(bench: Evaluator, knob: float) -> SweepResult:
             return bench.sweep(method(**{**options, str(method.knob): knob}))
 
         gentle = method(**{**options, str(method.knob): method.gentle})
@@ -246,11 +246,11 @@ class Frontier:
         """The share of the cost that a target saves."""
         return 1 - target.macs(self.bench.full) / self.bench.full
 
-    def figures(self, outcome: Outcome) -> tuple[float, float]:
+    def figures(self, outcome: SweepResult) -> tuple[float, float]:
         """The mean loss and the cut."""
         return outcome.loss.mean().item(), 1 - outcome.macs.mean().item() / self.bench.full
 
-    def row(self, cut: float, found: Found, mine: Outcome, tuned: Outcome, best: bool) -> dict[str, Any]:
+    def row(self, cut: float, found: Found, mine: SweepResult, tuned: SweepResult, best: bool) -> dict[str, Any]:
         """One line of the table."""
         right, theirs = self.right(mine), self.right(tuned)
         (kl,) = intervals(mine.loss[:, None])
@@ -294,7 +294,7 @@ class Frontier:
             "versions": json.dumps(versions(self.arguments.device)),
         }
 
-    def right(self, outcome: Outcome) -> Tensor:
+    def right(self, outcome: SweepResult) -> Tensor:
         """Which images got their own label."""
         if outcome.choice is None:
             return torch.zeros(len(self.labels), dtype=torch.float64)
@@ -330,7 +330,7 @@ def read(model: nn.Module, source: str, limit: int, seed: int, sample: int = 0) 
         pairs = list(load_data(model, source, seed=seed, batch_size=64, workers=2, limit=limit))
         return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
     content = torch.load(source, weights_only=True)
-    chosen = (torch.tensor(spread(len(content["labels"]), limit)) + sample) % len(content["labels"])
+    chosen = (torch.tensor(even_indices(len(content["labels"]), limit)) + sample) % len(content["labels"])
     images, labels = content["images"][chosen], content["labels"][chosen]
     if images.dtype == torch.uint8:
         config = model.pretrained_cfg  # pyright: ignore[reportAttributeAccessIssue]

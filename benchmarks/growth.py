@@ -14,11 +14,11 @@ import torch
 from reading import RESULTS, ROOT, read, write
 
 import adamerge
-from adamerge.benchmark import bench
 from adamerge.core.recipe import Recipe
+from adamerge.experiments.benchmark import bench
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
-from adamerge.show.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
+from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 
 ROWS = RESULTS / "growth.csv"
 PICTURE = ROOT / "docs" / "images" / "growth.png"

@@ -19,17 +19,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from adamerge.benchmark import Contender, bench, drawn_images, folder_images, make_entries, twin
-from adamerge.benchmark.contenders import pricing
 from adamerge.cli.bench import read_sizes, table
 from adamerge.cli.compare import read_labels
 from adamerge.cli.loading import load_model
 from adamerge.core.recipe import Recipe
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.experiments.benchmark import Contender, bench, drawn_images, folder_images, make_entries, twin
+from adamerge.experiments.benchmark.contenders import pricing
 from adamerge.flops import Meter, meter
 from adamerge.methods import pitome, tome
-from adamerge.models.surgery import apply
-from adamerge.solve import Target, Variant
+from adamerge.patching.apply import apply
+from adamerge.search.solve import Target, Variant
 
 # What official PiToMe uses for ViT; ours is told the same.
 MARGIN = 0.75

@@ -20,14 +20,14 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import adamerge
-from adamerge.benchmark import folder_images
 from adamerge.core.recipe import Recipe
+from adamerge.experiments.benchmark import folder_images
+from adamerge.experiments.versions import versions
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
-from adamerge.models.roads import Runtime
 from adamerge.presets import best
+from adamerge.runtime.backend import Runtime
 from adamerge.runtime.trace import Trace, join
-from adamerge.versions import versions
 
 BATCH = 250
 # Moved pixels: how often, and by how much of themselves: eight roundings of float32.  With four moves, runs of the same

@@ -29,18 +29,19 @@ from adamerge.cli.compare import read_labels
 from adamerge.cli.loading import load_model
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
-from adamerge.data import normalise
+from adamerge.data.folders import normalise
 from adamerge.embedded import CLASSES, scenes
 from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED, TRAINING_SEED
+from adamerge.experiments.versions import versions
 from adamerge.flops import meter
+from adamerge.hosts.base import find_host
 from adamerge.methods import METHODS
-from adamerge.models.host import find_host
+from adamerge.patching.stack import installed
 from adamerge.presets import scaled, settle
-from adamerge.solve import Target, find_variant, solve
-from adamerge.tune import seek
-from adamerge.tuning.bench import Bench, gather
-from adamerge.tuning.journal import Journal
-from adamerge.versions import versions
+from adamerge.search.evaluator import Evaluator, gather_images
+from adamerge.search.journal import Journal
+from adamerge.search.solve import Target, find_variant, solve
+from adamerge.search.tuner import seek
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "segmentation.csv"
@@ -102,6 +103,7 @@ def judge(model: Any, head: nn.Module, test: Batches) -> Cell:
     """Intersections and unions of every test image and label, and what every image cost."""
     both, either, counts = [], [], []
     host, prices = find_host(model), meter(model)
+    stack = installed(host)
     with torch.no_grad():
         for images, pixels in test:
             logits = head(features(model, images))
@@ -110,9 +112,9 @@ def judge(model: Any, head: nn.Module, test: Batches) -> Cell:
             same, one, other = (_count(labels) for labels in (hit, found, pixels))
             both.append(same)
             either.append(one + other - same)
-            if host.stack is not None:
+            if stack is not None:
                 counts.append(adamerge.trace(model).counts)
-    recipe = host.stack.recipe if host.stack is not None else None
+    recipe = stack.recipe if stack is not None else None
     costs = prices.cost(torch.cat(counts), recipe) if counts else prices.unmerged()
     return torch.cat(both), torch.cat(either), costs.true
 
@@ -154,7 +156,7 @@ class Field:
     tries: int
 
     def __post_init__(self) -> None:
-        self.bench = Bench(self.model, gather(self.model, self.calibration), loss="features")
+        self.bench = Evaluator(self.model, gather_images(self.model, self.calibration), loss="features")
         self.full = judge(self.model, self.head, self.test)
         self.starts: tuple[Any, ...] = ()
 

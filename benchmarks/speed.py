@@ -22,17 +22,17 @@ from official import official_tome
 from torch import Tensor, nn
 
 import adamerge
-from adamerge.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
-from adamerge.benchmark.contenders import pricing
 from adamerge.core.budget import Fixed
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
+from adamerge.experiments.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
+from adamerge.experiments.benchmark.contenders import pricing
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
-from adamerge.models.surgery import apply
+from adamerge.patching.apply import apply
 from adamerge.presets import best
-from adamerge.solve import Sense, solve
+from adamerge.search.solve import Sense, solve
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CALIBRATION = 48

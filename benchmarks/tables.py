@@ -74,7 +74,7 @@ def verdict() -> str:
 
 def zoo_table() -> str:
     """What is supported: the members of the contract test over all libraries."""
-    path = ROOT / "tests" / "models" / "zoo.py"
+    path = ROOT / "tests" / "hosts" / "zoo.py"
     spec = importlib.util.spec_from_file_location("tables_zoo", path)
     assert spec is not None and spec.loader is not None
     zoo = importlib.util.module_from_spec(spec)

@@ -18,10 +18,10 @@ from transformers import __version__ as VERSION
 
 import adamerge
 from adamerge.core.files import write_atomically
+from adamerge.experiments.versions import versions
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
-from adamerge.versions import versions
 
 RESULTS = Path(__file__).resolve().parent / "results" / "video.csv"
 ROUNDS = 9

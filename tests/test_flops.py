@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import pytest
 import torch
-from models.families import DEPTH, FAMILIES, RECIPES, build, pictures
+from hosts.families import DEPTH, FAMILIES, RECIPES, build, pictures
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from adamerge.benchmark import read_rows
+from adamerge.experiments.benchmark import read_rows
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from core import reference
-from models.families import build, measured, pictures
+from hosts.families import build, measured, pictures
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 

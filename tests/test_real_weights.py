@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 import adamerge
-from adamerge.data import folder_loader
+from adamerge.data.folders import folder_loader
 from adamerge.methods import METHODS
-from adamerge.solve import solve
-from adamerge.tuning.bench import Bench
+from adamerge.search.evaluator import Evaluator
+from adamerge.search.solve import solve
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared"
 WEIGHTS = BESIDE / "weights" / "vit_tiny_patch16_224.safetensors"
@@ -29,7 +29,7 @@ def test_the_untuned_preset_diverges_less_than_half_as_far_as_delayed_merging():
     model: Any = timm.create_model("vit_tiny_patch16_224").eval()
     model.load_state_dict(load_file(WEIGHTS))
     images = next(iter(folder_loader(model, IMAGES, batch_size=64, workers=0, limit=64))).images
-    bench = Bench(model, list(images.split(32)))
+    bench = Evaluator(model, list(images.split(32)))
     mine = bench.sweep(adamerge.presets.best(model, images, 0.3), calibrate=False)
     rival = bench.sweep(solve(model, images, METHODS["dsm"], 0.3).recipe)
     assert mine.macs.mean() <= 1.006 * rival.macs.mean()

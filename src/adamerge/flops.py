@@ -16,10 +16,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
-from adamerge.models.calls import Calls
-from adamerge.models.host import find_host
-from adamerge.models.surgery import applied, borrowed, trace
-from adamerge.runtime.view import BlockShape
+from adamerge.hosts.base import find_host
+from adamerge.hosts.call_convention import CallConvention
+from adamerge.patching.apply import stack_of, temporarily_patched, trace
+from adamerge.patching.stack import install
+from adamerge.runtime.block_view import BlockShape
 
 if TYPE_CHECKING:
     from torch.utils.flop_counter import FlopCounterMode
@@ -81,8 +82,14 @@ def meter(model: nn.Module) -> Meter:
     parameter = next(model.parameters())
     # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
     # The counter's module tracker wants gradients on wherever a parameter is an input.
-    with borrowed(model), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-        host.put(passage)
+    with (
+        temporarily_patched(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+        counter,
+    ):
+        install(host, passage)
         (host.entry or model)(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
     return Meter(
         blocks=tuple(view.shape for view in host.views),
@@ -96,7 +103,7 @@ def meter(model: nn.Module) -> Meter:
 class _Passage(nn.Module):
     """Stands where the blocks are, lets tokens through, and notes how many there are and what they cost so far."""
 
-    def __init__(self, counter: "FlopCounterMode", calls: Calls):
+    def __init__(self, counter: "FlopCounterMode", calls: CallConvention):
         super().__init__()
         self.counter, self.calls, self.tokens, self.flops = counter, calls, 0, 0
 
@@ -110,6 +117,6 @@ class _Passage(nn.Module):
 
 def cost(model: nn.Module) -> Cost:
     """What each image of a merged model's last forward pass cost."""
-    stack = applied(model)
+    stack = stack_of(model)
     seen = trace(model)
     return meter(model).cost(seen.counts, stack.recipe, seen.patches)

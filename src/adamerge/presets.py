@@ -11,12 +11,12 @@ from adamerge.core.errors import BadOption
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import BySalience, BySize, Recipe
 from adamerge.core.salience import AttentionShare, ClassShare, Uniform
-from adamerge.images import Images
-from adamerge.solve import Sense, Target
-from adamerge.tuning.bench import Bench, Loss, gather
-from adamerge.tuning.journal import Journal
-from adamerge.tuning.schedule import ALL, Rates, shape
-from adamerge.tuning.search import Search, Trial, quiet
+from adamerge.data.batches import Images
+from adamerge.search.evaluator import Evaluator, Loss, gather_images
+from adamerge.search.journal import Journal
+from adamerge.search.local_search import Search, Trial, quiet
+from adamerge.search.schedule import ALL, Rates, shape
+from adamerge.search.solve import Sense, Target
 
 # Found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
 STRENGTH = 0.75
@@ -112,12 +112,12 @@ def best(
         loss: what the model's output is compared by; see `tune`.
         static: merge the same number in every image; see `tune`.
     """
-    bench = Bench(model, gather(model, images), sense=count, loss=loss)
+    bench = Evaluator(model, gather_images(model, images), sense=count, loss=loss)
     target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
     return settle(bench, target, static)
 
 
-def settle(bench: Bench, target: Target, static: bool = False) -> Recipe:
+def settle(bench: Evaluator, target: Target, static: bool = False) -> Recipe:
     """The preset at a target on a bench."""
     host = bench.host
     spread = rates(1 - target.macs(bench.full) / bench.full, host.depth, bench.reads_patches)
@@ -125,7 +125,7 @@ def settle(bench: Bench, target: Target, static: bool = False) -> Recipe:
     return bench.sweep(scaled(bench, family, spread, target).recipe).recipe
 
 
-def scaled(bench: Bench, family: Recipe, spread: Rates, target: Target) -> Trial:
+def scaled(bench: Evaluator, family: Recipe, spread: Rates, target: Target) -> Trial:
     """A family whose merges are spread so, scaled to a target."""
     goal = target.macs(bench.full)
     if not goal < bench.full:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from test_commands import call
 
 from adamerge.cli.loading import load_model
-from adamerge.data import folder_loader
+from adamerge.data.folders import folder_loader
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

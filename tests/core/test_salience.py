@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Widths
-from adamerge.core.salience import Centrality, Uniform, spread
+from adamerge.core.salience import Centrality, Uniform, min_max_scale
 
 
 @pytest.mark.parametrize("affinity", AFFINITIES)
@@ -95,13 +95,13 @@ def test_salience_follows_the_tokens_when_they_change_places(n, seed):
 def test_spreading_keeps_the_order_and_gives_padding_nothing():
     s = torch.tensor([[3.0, 1.0, 2.0, 99.0]])
     valid = torch.tensor([[True, True, True, False]])
-    assert spread(s, valid).tolist() == [[1.0, 0.0, 0.5, 0.0]]
-    assert spread(s[:, :3]).tolist() == [[1.0, 0.0, 0.5]]
+    assert min_max_scale(s, valid).tolist() == [[1.0, 0.0, 0.5, 0.0]]
+    assert min_max_scale(s[:, :3]).tolist() == [[1.0, 0.0, 0.5]]
 
 
 def test_equal_values_spread_to_one_with_a_gradient_that_is_finite():
     s = torch.ones(1, 3, requires_grad=True)
-    out = spread(s)
+    out = min_max_scale(s)
     out.sum().backward()
     assert out.tolist() == [[1.0] * 3]
     assert s.grad is not None and s.grad.isfinite().all()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from adamerge.core.parts import PARTS
+from adamerge.hosts.base import LIBRARIES
 from adamerge.methods import METHODS
-from adamerge.models.host import LIBRARIES
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

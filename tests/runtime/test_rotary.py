@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from adamerge.core.errors import BadOption
+from adamerge.hosts.call_convention import CallConvention
 from adamerge.methods import adamerge as published
 from adamerge.methods import tome
-from adamerge.models.calls import Calls
-from adamerge.runtime import padded
-from adamerge.runtime.view import BlockShape
+from adamerge.runtime import reference
+from adamerge.runtime.block_view import BlockShape
 
 
 class Noting:
@@ -46,13 +46,13 @@ def test_a_merged_token_is_turned_by_the_row_of_the_first_patch_it_stands_for(re
     if heads:
         table = torch.stack([table, -table])
     view: Any = Noting()
-    state = padded.start(torch.randn(2, 11, 8), prefix=1)
+    state = reference.start(torch.randn(2, 11, 8), prefix=1)
     for _ in range(3):
-        state = padded.step(padded.replace(state, tables=(table,)), view, recipe, 3)
+        state = reference.step(reference.replace(state, tables=(table,)), view, recipe, 3)
         rows, key_rows = view.seen[-2:]
         assert torch.equal(rows, key_rows)
     merges_before = state.steps if recipe.site == "before_block" else state.steps[:-1]
-    history = padded.keep_all(2, 10, torch.device("cpu"))
+    history = reference.keep_all(2, 10, torch.device("cpu"))
     for step in merges_before:
         history = history.then(step.plan)
     assert history.width < 10
@@ -65,16 +65,16 @@ def test_a_merged_token_is_turned_by_the_row_of_the_first_patch_it_stands_for(re
 
 def test_prefix_tokens_are_not_turned():
     view: Any = Noting()
-    state = padded.replace(padded.start(torch.randn(2, 7, 8), prefix=3), tables=(torch.full((4, 4), 9.0),))
+    state = reference.replace(reference.start(torch.randn(2, 7, 8), prefix=3), tables=(torch.full((4, 4), 9.0),))
     query = torch.ones(2, 7, 2, 4)
-    turned = padded.turn(state, view, query)
+    turned = reference.turn(state, view, query)
     assert turned[:, :3].unique().tolist() == [1] and turned[:, 3:].unique().tolist() == [9]
 
 
 def test_tables_keep_the_precision_of_the_queries():
     view: Any = Noting()
-    state = padded.replace(padded.start(torch.randn(1, 4, 8), prefix=0), tables=(torch.ones(4, 4),))
-    assert padded.turn(state, view, torch.ones(1, 4, 2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
+    state = reference.replace(reference.start(torch.randn(1, 4, 8), prefix=0), tables=(torch.ones(4, 4),))
+    assert reference.turn(state, view, torch.ones(1, 4, 2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
 def test_a_view_that_cannot_turn_is_named():
@@ -83,13 +83,13 @@ def test_a_view_that_cannot_turn_is_named():
 
     view: Any = Plain()
     view.turn = None
-    state = padded.replace(padded.start(torch.randn(1, 4, 8), prefix=0), tables=(torch.ones(4, 4),))
+    state = reference.replace(reference.start(torch.randn(1, 4, 8), prefix=0), tables=(torch.ones(4, 4),))
     with pytest.raises(BadOption, match=r"handed rotary tables to a block whose view, Plain, has no `turn`"):
-        padded.attention(state, view, tome(1))
+        reference.attention(state, view, tome(1))
 
 
 def test_tables_for_each_image_are_refused():
-    calls = Calls("rope")
+    calls = CallConvention("rope")
     assert calls.read((), {"rope": None}) == () and len(calls.read((), {"rope": torch.zeros(4, 8)})) == 1
     with pytest.raises(BadOption, match=r"the same for all images; got \[\(2, 1, 4, 8\)\]. Switch patch dropout off"):
         calls.read((), {"rope": torch.zeros(2, 1, 4, 8)})

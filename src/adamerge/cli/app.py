@@ -61,7 +61,7 @@ def calibrate(
     skip_bad: SkipBad = False,
 ) -> None:
     """Measure the statistics of an adaptive method and write them to a file."""
-    from adamerge.calibrate import calibrate as measure
+    from adamerge.calibration import calibrate as measure
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import read_recipe
     from adamerge.embedded.scenes import CALIBRATION_SEED
@@ -105,8 +105,8 @@ def evaluate(
     from adamerge.cli.options import RECIPE, read_recipe
     from adamerge.core.files import write_atomically
     from adamerge.embedded.scenes import TEST_SEED
-    from adamerge.evaluate import evaluate as judge
-    from adamerge.versions import versions
+    from adamerge.evaluation import evaluate as judge
+    from adamerge.experiments.versions import versions
 
     recipe = read_recipe(method, context.args)
     net = load_model(model, weights, pretrained, device, dtype)
@@ -158,7 +158,7 @@ def demo(
     images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 168,
 ) -> None:
     """See AdaMerge at work on the embedded model: calibrate, evaluate at several compressions, draw."""
-    from adamerge.demo import run
+    from adamerge.experiments.demo import run
 
     console.print(run(out, images))
 

@@ -14,7 +14,7 @@ from adamerge.core.errors import BadImages, BadOption
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from adamerge.benchmark import Row
+    from adamerge.experiments.benchmark import Row
 
 
 # Columns of text that hold the whole table.
@@ -78,11 +78,11 @@ def bench(
     """Time methods beside the best unmerged model, in one interleaved run; rows are added to a CSV file."""
     import torch
 
-    from adamerge.benchmark import bench as run
-    from adamerge.benchmark import make_entries
-    from adamerge.benchmark.rows import check_file
     from adamerge.cli.loading import load_model
-    from adamerge.solve import Target, check_sense, find_variant
+    from adamerge.experiments.benchmark import bench as run
+    from adamerge.experiments.benchmark import make_entries
+    from adamerge.experiments.benchmark.rows import check_file
+    from adamerge.search.solve import Target, check_sense, find_variant
 
     sizes = read_sizes(batch)
     targets = [Target(cut=number) for number in _cuts(cut)]
@@ -124,7 +124,7 @@ def bench(
         note(words)
     console.print(f"added {len(rows)} rows to {out}", soft_wrap=True, highlight=False)
     if plot is not None:
-        from adamerge.show.speed import speed
+        from adamerge.plots.speed import speed
 
         first = rows[0].dtype
         console.print(f"wrote {speed([row for row in rows if row.dtype == first], plot)}", soft_wrap=True)
@@ -185,8 +185,8 @@ def _images(
     net: "nn.Module", data: str, calibration: str | None, count: int, calibrating: int, workers: int
 ) -> "tuple[Tensor, Tensor, str]":
     """What to time on, what to calibrate on, and what to call it."""
-    from adamerge.benchmark import drawn_images, folder_images
     from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+    from adamerge.experiments.benchmark import drawn_images, folder_images
 
     if count < 1 or calibrating < 2:
         raise BadOption(f"--images must be at least 1 and --calibration-images 2; got {count} and {calibrating}")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from adamerge.cli.flags import EMBEDDED
 from adamerge.cli.libraries import MAKERS, named
 from adamerge.core.errors import BadOption, BadWeights
-from adamerge.data import Readable, folder_loader
+from adamerge.data.folders import Readable, folder_loader
 
 # timm's own way to name models that it does not know itself.
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")

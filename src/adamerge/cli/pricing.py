@@ -11,8 +11,8 @@ from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.flops import Cost, Meter, cost, meter
-from adamerge.models.host import find_host
-from adamerge.models.surgery import apply, trace
+from adamerge.hosts.base import find_host
+from adamerge.patching.apply import apply, trace
 
 
 def price(name: str, recipe: Recipe) -> Iterator[str]:

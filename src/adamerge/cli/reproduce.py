@@ -11,7 +11,7 @@ from adamerge.cli.flags import EMBEDDED, BatchSize, Device, Dtype, Model, Pretra
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
-    from adamerge.reproduce import Section
+    from adamerge.experiments.reproduce import Section
 
 COLOURS = {"holds": "green", "does not hold": "red", "cannot tell": "yellow", "not applicable": "bright_black"}
 
@@ -42,7 +42,7 @@ def reproduce(
     """The paper's tables and claims beside what comes out here, with verdicts.  Interrupted runs go on where they
     stopped."""
     from adamerge.cli.loading import load_model
-    from adamerge.reproduce import choose, embedded, folders, run
+    from adamerge.experiments.reproduce import choose, embedded, folders, run
 
     choose(parts)
     for name, value in (("--runs", runs), ("--batch-size", batch_size), ("--images", images)):

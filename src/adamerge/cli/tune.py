@@ -53,8 +53,8 @@ def tune(
     """Find the recipe that changes a model's output least at a wanted cost; no labels, no training."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.embedded.scenes import CALIBRATION_SEED
-    from adamerge.solve import Target
-    from adamerge.tune import study
+    from adamerge.search.solve import Target
+    from adamerge.search.tuner import study
 
     if sum(given is not None for given in (cut, gmacs, latency_ratio)) > 1:
         raise BadOption("give one of --cut, --gmacs and --latency-ratio, to say what it may cost")

@@ -16,7 +16,7 @@ from adamerge.core.types import Mask, PerToken
 Affinity = Literal["dot", "scaled", "cosine"]
 
 
-def spread(s: PerToken, valid: Mask | None = None, slack: float | Float[Tensor, "b 1"] = 0.0) -> PerToken:
+def min_max_scale(s: PerToken, valid: Mask | None = None, slack: float | Float[Tensor, "b 1"] = 0.0) -> PerToken:
     """Scale to [0, 1] per image by minimum and maximum.  Where they are equal all tokens matter the same: 1 (D4).
 
     `slack` is the relative difference up to which rounding alone may set them apart.
@@ -69,9 +69,9 @@ class Centrality:
         alike = (own.amax(1) == own.amin(1)).all(1)
         slack = torch.where(alike, torch.inf, 8 * torch.finfo(a.dtype).eps)[:, None]
         if valid is None:
-            return spread(a.softmax(-1).sum(-2), None, slack)
+            return min_max_scale(a.softmax(-1).sum(-2), None, slack)
         a = a.masked_fill(~valid[:, None, :], float("-inf")).softmax(-1)
-        return spread(a.masked_fill(~valid[:, :, None], 0).sum(-2), valid, slack)
+        return min_max_scale(a.masked_fill(~valid[:, :, None], 0).sum(-2), valid, slack)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return n * n * at.dim
@@ -97,7 +97,7 @@ class Sharpness:
 
     def __call__(self, evidence: Evidence) -> PerToken:
         sharp = torch.special.entr(evidence.attention).sum(-1).neg()[:, evidence.prefix :]
-        sharp = spread(sharp, evidence.valid)
+        sharp = min_max_scale(sharp, evidence.valid)
         mean = sharp.sum(1, keepdim=True) / evidence.counts[:, None]
         return torch.where(sharp < mean, 0, sharp)
 
@@ -114,7 +114,7 @@ class ClassShare:
     """
 
     def __call__(self, evidence: Evidence) -> PerToken:
-        return share(evidence.class_attention, evidence)
+        return scale_to_mean_one(evidence.class_attention, evidence)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return (n + at.prefix) * at.heads * at.key_dim
@@ -133,13 +133,13 @@ class AttentionShare:
         if evidence.valid is not None:
             asking = torch.nn.functional.pad(evidence.valid, (evidence.prefix, 0), value=True)
             weights = weights.masked_fill(~asking[:, :, None], 0)
-        return share(weights.sum(1)[:, evidence.prefix :], evidence)
+        return scale_to_mean_one(weights.sum(1)[:, evidence.prefix :], evidence)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
         return (n + at.prefix) ** 2 * at.heads * at.key_dim
 
 
-def share(s: PerToken, evidence: Evidence) -> PerToken:
+def scale_to_mean_one(s: PerToken, evidence: Evidence) -> PerToken:
     """Scale to a mean of 1 per image; padding gets 0, and where nothing is attended to all tokens matter the same."""
     valid = evidence.valid
     s = s if valid is None else torch.where(valid, s, 0)

@@ -1,0 +1,147 @@
+"""Calibration: the layer-wise statistics that an adaptive recipe compares an image with."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from adamerge.core.budget import Adaptive, Fixed
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.parts import to_json
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import LayerStats, summarise
+from adamerge.data.batches import Images, batches, number_of_batches
+from adamerge.hosts.base import Host, find_host, image_entry
+from adamerge.methods.adamerge import adamerge
+from adamerge.patching.apply import apply, temporarily_patched, trace
+from adamerge.patching.probes import embed
+from adamerge.patching.stack import install
+from adamerge.runtime import reference
+
+How = Literal["iterative", "sequential"]
+
+
+def calibrate(
+    model: nn.Module,
+    images: Images,
+    recipe: Recipe | None = None,
+    *,
+    r_max: float | tuple[float, ...] | None = None,
+    how: How | None = None,
+    passes: int = 2,
+    progress: bool = True,
+) -> LayerStats:
+    """Measure the layer-wise redundancy statistics of `model` on `images`; no labels, no training.
+
+    Args:
+        model: a supported model; it is left as it was found.
+        images: a tensor, or an iterable of image batches or of `(images, labels)`, preprocessed for the model.
+            An iterable is gone through once for each pass.
+        recipe: the adaptive recipe to calibrate; by default published AdaMerge with `r_max`.
+        r_max: shorthand for `recipe=adamerge.methods.adamerge(r_max=r_max)`.
+        how: "iterative" as published: pass 1 measures without merging, pass k with the statistics of pass k - 1.
+            "sequential" is ours: one sweep layer by layer, each measured on tokens that already went through the
+            calibrated merging of the layers before it; self-consistent, so there is nothing to iterate.  By default
+            as published, or sequential for recipes that cut at a threshold, which can be found in no other way.
+        passes: how many passes the iterative way makes; the paper recommends two.
+        progress: show a progress bar.
+    """
+    recipe = _adaptive(recipe, r_max)
+    how = _way(how, recipe)
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise BadOption(f"passes must be a whole number >= 1; got {passes!r}")
+    if isinstance(images, Iterator) and how == "iterative" and passes > 1:
+        raise BadImages(
+            f"{passes} passes go over the images {passes} times, but an iterator can be gone through only once; "
+            "pass a list or a DataLoader"
+        )
+    host = find_host(model)
+    with temporarily_patched(model), torch.no_grad():
+        if how == "sequential":
+            passes, stats = 1, _sequential(host, model, images, recipe, progress)
+        else:
+            stats = _iterative(model, images, recipe, passes, progress)
+    return replace(stats, how=how, passes=passes, model=host.fingerprint(), recipe=to_json(recipe))
+
+
+def _adaptive(recipe: Recipe | None, r_max: float | tuple[float, ...] | None) -> Recipe:
+    if (recipe is None) == (r_max is None):
+        raise BadOption("give either a recipe or r_max, to say what is calibrated")
+    return (recipe if recipe is not None else adamerge(r_max=r_max)).with_stats(None)
+
+
+def _way(how: How | None, recipe: Recipe) -> How:
+    thresholds = isinstance(recipe.budget, Adaptive) and recipe.budget.needs_thresholds
+    if how is None:
+        return "sequential" if thresholds else "iterative"
+    if how not in get_args(How):
+        raise BadOption(f"how must be one of {', '.join(get_args(How))}; got {how!r}")
+    if thresholds and how == "iterative":
+        raise BadOption("recipes that cut at a threshold are calibrated layer by layer; use how='sequential'")
+    return how
+
+
+def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, progress: bool) -> LayerStats:
+    current = replace(recipe, budget=Fixed(0))
+    stats = first = None
+    for number in range(1, passes + 1):
+        apply(model, current)
+        seen: list[Tensor] = []
+        for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
+            image_entry(model)(_on(model, batch))
+            seen.append(trace(model).redundancy.double().cpu())
+        table = _all(seen)
+        first = table if first is None else first
+        # A layer where nothing may merge is looked at in the first pass alone.
+        idle = [layer for layer in range(table.shape[1]) if current.idle(layer)]
+        table[:, idle] = first[:, idle]
+        stats = summarise(table)
+        current = recipe.with_stats(stats)
+    assert stats is not None
+    return stats
+
+
+def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, progress: bool) -> LayerStats:
+    install(host, host.container)
+    states: list[reference.State] = []
+    tables: list[reference.Tables] = [()] * host.depth
+    for batch in _shown(images, "calibrating, embedding", progress):
+        state, tables = embed(host, model, _on(model, batch))
+        states.append(state)
+    if not states:
+        raise BadImages("there are no images to calibrate on; pass at least one batch")
+    budget = recipe.budget
+    assert isinstance(budget, Adaptive)
+    columns: list[Tensor] = []
+    thresholds: list[float] = []
+    stats = None
+    for layer in tqdm(range(host.depth), desc="calibrating, layers", disable=not progress):
+        view = host.views[layer]
+        states = [replace(state, tables=tables[layer]) for state in states]
+        links = [reference.measure(state, view, recipe, host.depth) for state in states]
+        columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
+        if budget.needs_thresholds:
+            thresholds.append(budget.threshold(links, layer))
+        stats = summarise(torch.stack(columns, 1), thresholds)
+        states = [reference.step(state, view, recipe.with_stats(stats), host.depth) for state in states]
+    assert stats is not None
+    return stats
+
+
+def _all(seen: list[Tensor]) -> Tensor:
+    if not seen:
+        raise BadImages("there are no images to calibrate on; pass at least one batch")
+    return torch.cat(seen)
+
+
+def _shown(images: Images, label: str, progress: bool) -> Iterator[Tensor]:
+    return iter(tqdm(batches(images), desc=label, total=number_of_batches(images), disable=not progress))
+
+
+def _on(model: nn.Module, batch: Tensor) -> Tensor:
+    """The batch where the model is, in the model's dtype."""
+    parameter = next(model.parameters())
+    return batch.to(parameter.device, parameter.dtype)

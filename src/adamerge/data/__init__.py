@@ -1,0 +1,1 @@
+"""Images: batches that users pass, folders of files, drawn images."""

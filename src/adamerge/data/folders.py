@@ -1,0 +1,135 @@
+"""Images from a folder, preprocessed as a timm model expects; unreadable files are named, never fatal."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from adamerge.core.errors import BadImages
+from adamerge.hosts.base import find_host
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images and labels that could be read, and the files that could not."""
+
+    images: Tensor
+    labels: Tensor
+    unreadable: tuple[str, ...] = ()
+
+
+class Folder(Dataset[tuple[Tensor | None, int, str]]):
+    """An ImageFolder (`root/class/image`) whose unreadable files come back as None."""
+
+    def __init__(self, root: str | Path, transform: Any):
+        from torchvision.datasets import ImageFolder
+
+        if not Path(root).is_dir():
+            raise BadImages(f"{root} is not a folder; expected one folder per class with images inside")
+        try:
+            self.files = ImageFolder(str(root))
+        except FileNotFoundError as error:
+            raise BadImages(f"{root} holds no images in class folders (root/class/image.jpg): {error}") from error
+        self.transform = transform
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the class folders, in the order of their labels."""
+        return self.files.classes
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor | None, int, str]:
+        path, label = self.files.samples[index]
+        try:
+            image = self.files.loader(path)
+        except Exception:  # Pillow raises many kinds, down to SyntaxError, for damaged files.
+            return None, label, path
+        return self.transform(image), label, path
+
+
+def folder_loader(
+    model: nn.Module,
+    root: str | Path,
+    *,
+    batch_size: int = 64,
+    workers: int = 2,
+    limit: int | None = None,
+    labelled: bool = True,
+) -> DataLoader[Batch]:
+    """Batches of an ImageFolder with timm's evaluation transform for `model`.
+
+    `limit` takes that many images spread evenly over the folder, so that all classes are met.  Unless `labelled`, the
+    folder's classes need not be the model's.
+    """
+    from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
+
+    transform = create_transform(**_preprocessing(model), is_training=False)
+    folder = Folder(root, transform)
+    classes = getattr(model, "num_classes", len(folder.classes))
+    if labelled and len(folder.classes) != classes:
+        raise BadImages(
+            f"{root} has {len(folder.classes)} class folders but the model has {classes} classes, so labels would not "
+            "match; use a folder with one sub-folder per class of the model, in the model's order when sorted by name"
+        )
+    chosen = folder if limit is None else Subset(folder, even_indices(len(folder), limit))
+    return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
+
+
+def normalise(model: nn.Module, images: Tensor) -> Tensor:
+    """Images in [0, 1] normalised as `model` expects."""
+    wanted = _preprocessing(model)
+    mean, std = (torch.tensor(wanted[name], device=images.device)[:, None, None] for name in ("mean", "std"))
+    return (images - mean) / std
+
+
+def _preprocessing(model: nn.Module) -> dict[str, Any]:
+    """timm's evaluation settings for a model, in the size that the model has now, whatever it was trained in."""
+    from timm.data import resolve_model_data_config  # pyright: ignore[reportPrivateImportUsage]
+
+    settings: dict[str, Any] = resolve_model_data_config(model)
+    return settings | {"input_size": find_host(model).image}
+
+
+def even_indices(total: int, limit: int) -> list[int]:
+    """`limit` indices spread evenly over `total`."""
+    if limit < 1:
+        raise BadImages(f"the number of images must be at least 1; got {limit}")
+    return [i * total // limit for i in range(limit)] if limit < total else list(range(total))
+
+
+def collate(items: list[tuple[Tensor | None, int, str]]) -> Batch:
+    """A batch of what could be read."""
+    good = [(image, label) for image, label, _ in items if image is not None]
+    images = torch.stack([image for image, _ in good]) if good else torch.empty(0, 3, 1, 1)
+    labels = torch.tensor([label for _, label in good], dtype=torch.long)
+    return Batch(images, labels, tuple(path for image, _, path in items if image is None))
+
+
+class Readable:
+    """The batches of a loader with unreadable files taken out and remembered."""
+
+    def __init__(self, loader: DataLoader[Batch]):
+        self.loader = loader
+        self.unreadable: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.loader:
+            self.unreadable += [path for path in batch.unreadable if path not in self.unreadable]
+            if len(batch.images):
+                yield batch.images, batch.labels
+
+    def complaint(self) -> str | None:
+        """What to tell the user about unreadable files, if there are any."""
+        if not self.unreadable:
+            return None
+        named = ", ".join(self.unreadable[:5]) + (", …" if len(self.unreadable) > 5 else "")
+        return f"{len(self.unreadable)} image file(s) could not be read and were left out: {named}"

@@ -1,0 +1,132 @@
+"""What merging costs and saves on labelled images: accuracy, agreement with the unmerged model, cost, speed."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from adamerge.core.errors import BadImages, UnsupportedModel
+from adamerge.core.recipe import Recipe
+from adamerge.data.batches import number_of_batches
+from adamerge.flops import Cost, meter
+from adamerge.hosts.base import find_host
+from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
+from adamerge.patching.stack import install
+from adamerge.runtime.backend import Runtime
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Per-image results of a merged model beside the unmerged one, on the same images, batch by batch."""
+
+    top1: Bool[Tensor, " n"]
+    top5: Bool[Tensor, " n"]
+    full_top1: Bool[Tensor, " n"]
+    agreement: Bool[Tensor, " n"]
+    kl: Float[Tensor, " n"]
+    cost: Cost
+    full_cost: Cost
+    r: Int[Tensor, "n l"]
+    seconds: float
+    full_seconds: float
+    timed: int
+
+    def summary(self) -> dict[str, Any]:
+        """The figures a table shows; fractions are fractions, costs are 10^9 multiply-accumulates."""
+        merged = self.r.sum(1).double()
+        return {
+            "images": len(self.top1),
+            "top1": self.top1.double().mean().item(),
+            "top5": self.top5.double().mean().item(),
+            "top1_unmerged": self.full_top1.double().mean().item(),
+            "agreement": self.agreement.double().mean().item(),
+            "kl": self.kl.mean().item(),
+            "gmacs_paper": self.cost.paper.mean().item() / 1e9,
+            "gmacs_true": self.cost.true.mean().item() / 1e9,
+            "gmacs_paper_unmerged": self.full_cost.paper.item() / 1e9,
+            "gmacs_true_unmerged": self.full_cost.true.item() / 1e9,
+            "merged_mean": merged.mean().item(),
+            "merged_std": merged.std(correction=0).item(),
+            "r_per_layer": self.r.double().mean(0).tolist(),
+            "images_per_second": self.timed / self.seconds,
+            "images_per_second_unmerged": self.timed / self.full_seconds,
+            "speedup": self.full_seconds / self.seconds,
+        }
+
+
+def evaluate(
+    model: nn.Module,
+    data: Iterable[tuple[Tensor, Tensor]],
+    recipe: Recipe,
+    *,
+    runtime: Runtime = "auto",
+    progress: bool = True,
+) -> Evaluation:
+    """Run `model` unmerged and with `recipe` over `(images, labels)` batches; the model is left as it was found.
+
+    `runtime` is as in `apply`.  Both are timed on the same batches, one after the other; the first batch warms up and
+    is not timed when there are more.
+    """
+    rows: list[tuple[Tensor, ...]] = []
+    seconds: list[tuple[int, float, float]] = []
+    host = find_host(model)
+    with temporarily_patched(model), torch.inference_mode():
+        apply(model, recipe, runtime)
+        merging = stack_of(model)
+        for images, labels in tqdm(data, desc="evaluating", total=number_of_batches(data), disable=not progress):
+            parameter = next(model.parameters())
+            images, labels = images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
+            install(host, host.container)
+            full, full_time = time_logits(model, images)
+            install(host, merging)
+            merged, merged_time = time_logits(model, images)
+            seconds.append((len(images), merged_time, full_time))
+            rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), trace(model).counts)))
+        if not rows:
+            raise BadImages("there are no images to evaluate on; pass at least one batch of (images, labels)")
+        top1, top5, full_top1, agreement, kl, counts = (torch.cat(column) for column in zip(*rows, strict=True))
+        prices = meter(model)
+        start = torch.full_like(counts[:, :1], prices.patches)
+    timed = seconds[1:] or seconds
+    return Evaluation(
+        top1=top1,
+        top5=top5,
+        full_top1=full_top1,
+        agreement=agreement,
+        kl=kl,
+        cost=prices.cost(counts, recipe),
+        full_cost=prices.unmerged(),
+        r=-torch.diff(counts, dim=1, prepend=start),
+        seconds=sum(merged for _, merged, _ in timed),
+        full_seconds=sum(full for _, _, full in timed),
+        timed=sum(number for number, _, _ in timed),
+    )
+
+
+def time_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
+    """The logits of a batch, and the seconds they took."""
+    wait = torch.cuda.synchronize if images.is_cuda else (lambda: None)
+    wait()
+    begin = time.perf_counter()
+    logits = model(images)
+    logits = getattr(logits, "logits", logits)  # transformers gives them a name
+    wait()
+    elapsed = time.perf_counter() - begin
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise UnsupportedModel(f"evaluation needs a classifier that gives (images, classes) logits; got {shape}")
+    return logits, elapsed
+
+
+def judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Top-1, top-5, the unmerged model's top-1, agreement and KL(full || merged) of each image."""
+    log_full, log_merged = full.double().log_softmax(1), merged.double().log_softmax(1)
+    kl = (log_full.exp() * (log_full - log_merged)).sum(1)
+    best = merged.topk(min(5, merged.shape[1]), dim=1).indices
+    choice, full_choice = merged.argmax(1), full.argmax(1)
+    return choice == labels, (best == labels[:, None]).any(1), full_choice == labels, choice == full_choice, kl

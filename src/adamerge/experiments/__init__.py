@@ -1,0 +1,1 @@
+"""Compare, time and reproduce: the commands that measure."""

@@ -1,0 +1,95 @@
+"""The recipes of a benchmark: variants at a wanted cost, found as a comparison finds them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from tqdm import tqdm
+
+from adamerge.core.errors import AdamergeError, BadOption
+from adamerge.core.recipe import Recipe
+from adamerge.data.batches import Images
+from adamerge.methods import METHODS
+from adamerge.search.solve import Sense, Target, Variant, check_sense, find_variant, make_ready, solve
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A recipe with its name, and what is known of how it was found; without a recipe, why there is none."""
+
+    method: str
+    recipe: Recipe | None
+    options: str = ""
+    knob: float | None = None
+    target: str = ""
+    sense: str = ""
+    error: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Its columns in a row."""
+        return {"options": self.options, "knob": self.knob, "target": self.target, "sense": self.sense}
+
+
+def make_entries(
+    model: nn.Module,
+    calibration: Images,
+    methods: Sequence[str] | Mapping[str, Variant],
+    targets: Sequence[Target | float],
+    *,
+    native: Mapping[str, Variant] | None = None,
+    sense: Sense = "true",
+    tolerance: float = 0.005,
+    progress: bool = True,
+) -> list[Entry]:
+    """Every method at every target, calibrated where it adapts; a target out of reach gives an entry that says so.
+
+    Args:
+        model: a supported model; it is left as it was found.
+        calibration: images to meet targets and calibrate on, other than those that are timed.
+        methods: labels of `solve.VARIANTS`, or variants by label.
+        targets: cuts, or Targets.
+        native: further variants whose options set their strength.
+        sense: which count the targets are meant in, the true one or the paper's.
+        tolerance: how far a cost may be from its target, as a share of it.
+        progress: show a progress bar.
+    """
+    check_sense(sense)
+    chosen = dict(methods) if isinstance(methods, Mapping) else {label: find_variant(label) for label in methods}
+    native = native or {}
+    for variant in (*chosen.values(), *native.values()):
+        if variant.method not in METHODS:
+            raise BadOption(f"there is no method {variant.method!r}; choose one of {', '.join(METHODS)}")
+    goals = [target if isinstance(target, Target) else Target(cut=target) for target in targets]
+    asked: list[tuple[str, Variant, Target | None]] = [
+        (label, v, goal) for goal in goals for label, v in chosen.items()
+    ]
+    asked += [(label, variant, None) for label, variant in native.items()]
+    shown = tqdm(asked, "solving", leave=False, disable=not progress)
+    return [_entry(model, calibration, *one, sense, tolerance) for one in shown]
+
+
+def _entry(
+    model: nn.Module,
+    calibration: Images,
+    label: str,
+    variant: Variant,
+    target: Target | None,
+    sense: Sense,
+    tolerance: float,
+) -> Entry:
+    method, how = METHODS[variant.method], variant.how
+    options = json.dumps({**variant.options, **({} if how is None else {"how": how})})
+    words = "native" if target is None else str(target)
+    try:
+        if target is None:
+            recipe = make_ready(model, calibration, method, variant.options, how)
+            return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, sense)
+        found = solve(
+            model, calibration, method, target, sense=sense, tolerance=tolerance, options=variant.options, how=how
+        )
+        return Entry(label, found.recipe, options, found.knob, words, sense)
+    except AdamergeError as error:
+        return Entry(label, None, options, None, words, sense, f"{type(error).__name__}: {error}")

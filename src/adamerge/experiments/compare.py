@@ -1,0 +1,288 @@
+"""Methods side by side at equal cost: each cell of a table is solved, measured, kept on disk, compared with a rival."""
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import adamerge
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.files import write_atomically
+from adamerge.core.recipe import Recipe
+from adamerge.data.batches import Images, batches, number_of_batches
+from adamerge.evaluation import judge, time_logits
+from adamerge.experiments.bootstrap import Result, Row, make_rows, to_csv, to_markdown
+from adamerge.experiments.versions import versions
+from adamerge.flops import meter
+from adamerge.hosts.base import find_host
+from adamerge.methods import METHODS
+from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
+from adamerge.patching.stack import install
+from adamerge.search.solve import VARIANTS, Sense, Target, Variant, check_sense, find_variant, make, make_ready, solve
+
+Data = Iterable[tuple[Tensor, Tensor]]
+CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
+# Batches on which the unmerged model runs beside the merged one, in turn, for the speed-up; one more warms up.
+TIMED = 8
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is asked for: a variant at a target cost; without a target its options, or its recipe, say everything."""
+
+    label: str
+    variant: Variant
+    target: Target | None
+    recipe: Recipe | None = None
+
+    @property
+    def budget(self) -> str:
+        """The target in words."""
+        return str(self.target) if self.target is not None else "native"
+
+
+def compare(
+    model: nn.Module,
+    calibration_images: Images,
+    data: Data,
+    methods: Sequence[str] | Mapping[str, Variant] = tuple(VARIANTS),
+    budgets: Sequence[float | Target] = CUTS,
+    *,
+    out: str | os.PathLike[str],
+    native: Mapping[str, Variant] | None = None,
+    recipes: Mapping[str, Recipe] | None = None,
+    sense: Sense = "true",
+    rival: str = "tome",
+    tolerance: float = 0.005,
+    name: str = "",
+    progress: bool = True,
+) -> list[Row]:
+    """Measure every method at every budget, the first row being the unmerged model; the model is left as it was found.
+
+    Finished cells are kept in `out/cells`: a run that was interrupted goes on where it stopped.  A cell that cannot be
+    made, because its target is out of the method's reach or the method does not fit the model, is left out with a
+    warning.  `out` also gets results.csv, results.md and pareto.png.
+
+    Args:
+        model: a supported classifier.
+        calibration_images: what targets are met on, and adaptive methods calibrated on.
+        data: batches of (images, labels); gone through once for each cell, so a list or a loader.
+        methods: labels of `VARIANTS`, or variants by label.
+        budgets: cuts, or Targets.
+        out: the folder for results.
+        native: further variants whose options set their strength, such as `{"tome r=8": Variant("tome", {"r": 8})}`.
+        recipes: further rows for recipes as they are, by label, such as those of `adamerge.tune`.
+        sense: which count the budgets are meant in, the true one or the paper's.
+        rival: the label that all others are compared with at each budget; it is added if it is missing.
+        tolerance: how far a cost may be from its target, as a share of it.
+        name: what the model is called in the table.
+        progress: show progress bars.
+    """
+    check_sense(sense)
+    cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
+    if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
+        raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
+    folder = Path(out)
+    bench = Comparison(model, calibration_images, data, sense, tolerance, progress)
+    done: list[Result] = []
+    missing: list[str] = []
+    for cell in cells:
+        try:
+            done.append(_recall_or_measure(bench, cell, folder / "cells"))
+        except BadOption as error:
+            missing.append(f"{cell.label}, {cell.budget}: {error}")
+            warnings.warn(f"left out: {missing[-1]}", stacklevel=2)
+            continue
+        write_atomically(folder / "cells.jsonl", "".join(json.dumps(result.facts) + "\n" for result in done))
+    rows = make_rows(done, rival, name or type(model).__name__)
+    write_atomically(folder / "results.csv", to_csv(rows))
+    write_atomically(folder / "results.md", to_markdown(rows, missing))
+    _draw(rows, folder / "pareto.png")
+    return rows
+
+
+def _draw(rows: Sequence[Row], path: Path) -> None:
+    """The picture, where there is something to draw with: a long run on a bare machine must not end in an error."""
+    try:
+        from adamerge.plots.pareto import pareto
+    except ImportError as error:
+        warnings.warn(
+            f"no {path.name}: {error}; install matplotlib and run again, finished cells are kept", stacklevel=3
+        )
+        return
+    pareto(rows, path)
+
+
+def _cells(
+    methods: Sequence[str] | Mapping[str, Variant],
+    budgets: Sequence[float | Target],
+    native: Mapping[str, Variant],
+    recipes: Mapping[str, Recipe],
+    rival: str,
+) -> list[Cell]:
+    chosen = dict(methods) if isinstance(methods, Mapping) else {label: find_variant(label) for label in methods}
+    if chosen and budgets and rival not in chosen:
+        chosen[rival] = find_variant(rival)
+    targets = [b if isinstance(b, Target) else Target(cut=b) for b in budgets]
+    for variant in (*chosen.values(), *native.values()):
+        if variant.method not in METHODS:
+            raise BadOption(f"there is no method {variant.method!r}; choose one of {', '.join(METHODS)}")
+    for variant in chosen.values():
+        method = METHODS[variant.method]
+        make(method, {**variant.options, str(method.knob): method.gentle})
+    for variant in native.values():
+        make(METHODS[variant.method], variant.options)
+    if not (chosen and targets) and not native and not recipes:
+        raise BadOption("there is nothing to compare; give methods and budgets, native variants, or recipes")
+    return [
+        Cell("none", Variant("none"), None),
+        *(Cell(label, variant, target) for target in targets for label, variant in chosen.items()),
+        *(Cell(label, variant, None) for label, variant in native.items()),
+        *(Cell(label, Variant("recipe"), None, recipe) for label, recipe in recipes.items()),
+    ]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A model and its images: what stays the same from cell to cell."""
+
+    model: nn.Module
+    calibration: Images
+    data: Data
+    sense: Sense
+    tolerance: float
+    progress: bool
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What tells this bench from others: a few values of every parameter and image, all labels, the settings."""
+        digest = hashlib.sha256()
+        for key, value in self.model.state_dict().items():
+            digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode() + _few(value))
+        for batch in batches(self.calibration):
+            digest.update(_few(batch))
+        count = 0
+        for images, labels in self.data:
+            count += len(labels)
+            digest.update(_few(images) + labels.cpu().long().numpy().tobytes())
+        if count == 0:
+            raise BadImages("there are no images to compare on; pass at least one batch of (images, labels)")
+        settings = {"sense": self.sense, "tolerance": self.tolerance, "device": self.device}
+        return {"digest": digest.hexdigest(), **settings, "version": adamerge.__version__}
+
+    @property
+    def device(self) -> str:
+        """The name of the device the model is on."""
+        return versions(str(next(self.model.parameters()).device))["device"]
+
+    @cached_property
+    def unmerged(self) -> list[Tensor]:
+        """The logits of the unmerged model, batch by batch; computed once for all cells."""
+        host = find_host(self.model)
+        with temporarily_patched(self.model), torch.inference_mode():
+            install(host, host.container)
+            return [time_logits(self.model, images)[0].cpu() for images, _ in self.batches("unmerged")]
+
+    def batches(self, label: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """The data, where the model is."""
+        parameter = next(self.model.parameters())
+        shown = tqdm(self.data, label, number_of_batches(self.data), leave=False, disable=not self.progress)
+        for images, labels in shown:
+            yield images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
+
+
+def _few(tensor: Tensor) -> bytes:
+    """Some of a tensor's values, as bytes."""
+    flat = tensor.detach().flatten()
+    return flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes()
+
+
+def _recall_or_measure(bench: Comparison, cell: Cell, folder: Path) -> Result:
+    """The cell from disk if it is finished there, measured and kept otherwise."""
+    key = json.dumps({**bench.identity, "cell": asdict(cell)}, sort_keys=True, default=str)
+    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+    try:
+        with safe_open(path, "pt") as file:
+            names = file.keys()
+            return Result(json.loads(file.metadata()["facts"]), {name: file.get_tensor(name) for name in names})
+    except (OSError, SafetensorError):
+        result = measure(bench, cell)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    save_file(result.images, partial, {"facts": json.dumps(result.facts)})
+    os.replace(partial, path)
+    return result
+
+
+def measure(bench: Comparison, cell: Cell) -> Result:
+    """Solve the cell and run it over the data.
+
+    The unmerged model runs beside it on a few batches, for the speed-up: times from another minute would not compare.
+    """
+    model, host, unmerged = bench.model, find_host(bench.model), bench.unmerged
+    recipe, facts = _solved(bench, cell)
+    columns: list[tuple[Tensor, ...]] = []
+    times: list[tuple[int, float, float]] = []
+    with temporarily_patched(model), torch.inference_mode():
+        prices = meter(model)
+        apply(model, recipe)
+        merging = stack_of(model)
+        for index, (images, labels) in enumerate(bench.batches(f"{cell.label}, {cell.budget}")):
+            install(host, host.container)
+            full_time = time_logits(model, images)[1] if index <= TIMED else 0.0
+            install(host, merging)
+            merged, merged_time = time_logits(model, images)
+            if full_time:
+                times.append((len(images), full_time if cell.variant.method == "none" else merged_time, full_time))
+            judged = judge(unmerged[index].to(merged.device), merged, labels)
+            columns.append(tuple(t.cpu() for t in (*judged, trace(model).counts)))
+    *judged, counts = (torch.cat(column) for column in zip(*columns, strict=True))
+    cost, full = prices.cost(counts, recipe), prices.unmerged()
+    # The first batch warms up.
+    timed, seconds, full_seconds = (sum(column) for column in zip(*(times[1:] or times), strict=True))
+    facts |= {"timed": timed, "seconds": seconds, "full_seconds": full_seconds}
+    facts |= {"full_true": full.true.item(), "full_paper": full.paper.item()}
+    kept = dict(zip(("top1", "top5", "full_top1", "agreement", "kl"), judged, strict=True))
+    return Result(facts, {**kept, "true": cost.true, "paper": cost.paper, "merged": prices.patches - counts[:, -1]})
+
+
+def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of a cell, and what is known before it runs."""
+    variant, target_cut = cell.variant, None
+    method = METHODS["none" if cell.recipe is not None else variant.method]
+    if cell.recipe is not None:
+        recipe, knob, met = cell.recipe, None, True
+    elif cell.target is None:
+        recipe = make_ready(bench.model, bench.calibration, method, variant.options, variant.how)
+        knob, met = variant.options.get(str(method.knob)), True
+    else:
+        options = {"sense": bench.sense, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
+        found = solve(bench.model, bench.calibration, method, cell.target, **options)
+        recipe, knob, met, target_cut = found.recipe, found.knob, found.met, found.target_cut
+    extra = {} if variant.how is None else {"how": variant.how}
+    dtype = str(next(bench.model.parameters()).dtype).removeprefix("torch.")
+    return recipe, {
+        "method": cell.label,
+        "options": json.dumps({**variant.options, **extra}),
+        "budget": cell.budget,
+        "sense": bench.sense,
+        "target_cut": target_cut,
+        "knob": knob,
+        "met": met,
+        "device": bench.device,
+        "dtype": dtype,
+        "versions": json.dumps({**versions(), "device": bench.device}),
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+    }

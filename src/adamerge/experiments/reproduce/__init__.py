@@ -1,0 +1,63 @@
+"""The paper's tables and claims, measured on any model: figures side by side, verdicts, a report."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from adamerge.core.errors import BadOption
+from adamerge.experiments.reproduce import ablation, layers, proposition, refinement, table1, table2
+from adamerge.experiments.reproduce.bench import Experiment
+from adamerge.experiments.reproduce.claims import Claim, Verdict
+from adamerge.experiments.reproduce.report import read_section, write_report, write_section
+from adamerge.experiments.reproduce.section import Section
+from adamerge.experiments.reproduce.sources import embedded, folders
+from adamerge.experiments.reproduce.store import Store
+
+__all__ = ["PARTS", "Claim", "Experiment", "Section", "Verdict", "choose", "embedded", "folders", "run"]
+
+# In the order of the report.
+PARTS: dict[str, Callable[[Experiment, Path], Section]] = {
+    "table1": table1.section,
+    "table2": table2.section,
+    "ablation": ablation.section,
+    "layers": layers.section,
+    "refinement": refinement.section,
+    "proposition": proposition.section,
+}
+
+
+def choose(parts: Sequence[str]) -> list[str]:
+    """The parts that are meant, in the order of the report; "all" means all."""
+    unknown = [part for part in parts if part not in (*PARTS, "all")]
+    if unknown or not parts:
+        named = f"unknown: {', '.join(unknown)}" if unknown else "none was given"
+        raise BadOption(f"reproduce takes {', '.join(PARTS)} or all; {named}")
+    return [part for part in PARTS if part in parts or "all" in parts]
+
+
+def run(
+    parts: Sequence[str], bench: Experiment, out: Path | str, *, each: Callable[[Section], None] | None = None
+) -> list[Section]:
+    """Measure the parts, hand every finished one to `each`, and write JSON, CSV and `report.md` to `out`.
+
+    What was measured is kept in `out/kept` under a key of all settings: an interrupted run goes on where it stopped.
+    The report covers every part found in `out` that was measured with the same settings.
+    """
+    chosen, out = choose(parts), Path(out)
+    bench = replace(bench, store=Store(out / "kept"))
+    settings = bench.settings
+    sections: list[Section] = []
+    for part in chosen:
+        section = replace(PARTS[part](bench, out), settings=settings)
+        write_section(section, out)
+        sections.append(section)
+        _report(out, settings, bench.notes)
+        if each is not None:
+            each(section)
+    return sections
+
+
+def _report(out: Path, settings: dict, notes: Sequence[str]) -> None:
+    """Rewritten after every part, so that there is a report of what is finished."""
+    found = [read_section(part, out, settings) for part in PARTS]
+    write_report([section for section in found if section is not None], out, notes)

@@ -1,0 +1,1 @@
+"""The supported libraries, one file each: where a model keeps its blocks and how to run them."""

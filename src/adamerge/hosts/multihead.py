@@ -1,0 +1,72 @@
+"""Blocks around `torch.nn.MultiheadAttention`, which torchvision and open_clip share."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from adamerge.core.errors import UnsupportedModel
+from adamerge.runtime.block_view import BlockShape
+
+
+@dataclass(frozen=True)
+class MultiheadBlock:
+    """A block as a View.  Names are those of the host's modules; an empty name is nothing.
+
+    torch runs such a module by a fused kernel of its own while no gradient is wanted, so that merging nothing agrees
+    with the host to the rounding of that kernel, and to the bit otherwise.
+    """
+
+    block: Any
+    norm1: str
+    attention: str
+    after_attention: str
+    norm2: str
+    after_mlp: str
+
+    @property
+    def attn(self) -> nn.MultiheadAttention:
+        return getattr(self.block, self.attention)
+
+    @property
+    def fused(self) -> bool:
+        return True
+
+    @property
+    def scale(self) -> float:
+        return self.attn.head_dim**-0.5
+
+    @property
+    def dropout(self) -> float:
+        return self.attn.dropout if self.attn.training else 0.0
+
+    @property
+    def shape(self) -> BlockShape:
+        dim, attn = self.attn.embed_dim, self.attn
+        mlp = sum(part.weight.numel() for part in self.block.mlp.modules() if isinstance(part, nn.Linear))
+        return BlockShape(dim, attn.num_heads, attn.head_dim, 3 * dim * dim, dim * dim, mlp)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attn = self.attn
+        made = linear(getattr(self.block, self.norm1)(x), attn.in_proj_weight, attn.in_proj_bias)
+        query, key, value = made.unflatten(-1, (3, attn.num_heads, attn.head_dim)).unbind(-3)
+        return query, key, value
+
+    def project(self, attended: Tensor) -> Tensor:
+        out = self.attn.out_proj(attended.flatten(-2))
+        return getattr(self.block, self.after_attention)(out)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        out = self.block.mlp(getattr(self.block, self.norm2)(x))
+        return getattr(self.block, self.after_mlp)(out) if self.after_mlp else out
+
+
+def check_attention(layer: int, attn: Any) -> None:
+    """Refuse an attention module that does more than project, attend and project."""
+    plain = type(attn) is nn.MultiheadAttention and attn._qkv_same_embed_dim and attn.batch_first
+    if not plain or attn.bias_k is not None or attn.add_zero_attn:
+        raise UnsupportedModel(
+            f"the attention of block {layer} is a {type(attn).__name__} with other widths, extra keys or another "
+            "order of dimensions; supported is torch's MultiheadAttention with batch_first=True and nothing added"
+        )

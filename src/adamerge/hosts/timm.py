@@ -1,0 +1,256 @@
+"""timm: VisionTransformer with pre-norm, post-norm or parallel blocks, its distilled variant, and the rotary Eva."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from timm.layers.attention import Attention, AttentionRope
+from timm.layers.layer_scale import LayerScale
+from timm.layers.mlp import Mlp
+from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
+from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from adamerge.core.errors import UnsupportedModel
+from adamerge.hosts.base import Host
+from adamerge.hosts.block_params import extract_params
+from adamerge.hosts.call_convention import CallConvention
+from adamerge.runtime.block_view import BlockShape, PlainBlockParams
+
+SUPPORTED = (
+    "VisionTransformer models (ViT, DeiT, DeiT distilled, DeiT-III, DINOv2, CLIP, SigLIP, MAE) and Eva models "
+    "(EVA, EVA-02, DINOv3, PE, rotary ViTs)"
+)
+REASONS = {
+    "Beit": "it adds a learned bias for every pair of positions, and a merged token has no single position",
+    "VisionTransformerRelPos": "it adds a learned bias for every pair of positions",
+    "Cait": "its heads mix before and after the softmax of attention",
+    "Xcit": "it attends between channels and mixes neighbouring patches, which need their places",
+    "SwinTransformer": "it attends in windows, which need every patch in its place",
+    "SwinTransformerV2": "it attends in windows, which need every patch in its place",
+    "VisionTransformerSAM": "it attends in windows, which need every patch in its place",
+    "NaFlexVit": "its images have patches of their own number and place",
+}
+
+
+@dataclass(frozen=True)
+class TimmBlock:
+    """timm's pre-norm block as a View, in the host's own order of operations so that nothing changes in a bit."""
+
+    block: Any
+
+    @property
+    def attn(self) -> Any:
+        return self.block.attn
+
+    @property
+    def fused(self) -> bool:
+        return self.attn.fused_attn
+
+    @property
+    def scale(self) -> float:
+        return self.attn.scale
+
+    @property
+    def dropout(self) -> float:
+        return self.attn.attn_drop.p if self.block.training else 0.0
+
+    @property
+    def shape(self) -> BlockShape:
+        return _shape(self.attn, self.block.mlp)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _qkv(self.attn, self.block.norm1(x))
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self.block.drop_path1(self.block.ls1(_project(self.attn, attended)))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        block = self.block
+        return block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+    def numbers(self) -> PlainBlockParams | None:
+        if type(self.block) is not Block:
+            return None
+        block, attn, mlp = self.block, self.attn, self.block.mlp
+        scales = (block.ls1, block.ls2)
+        if block.training or type(mlp) is not Mlp or any(type(s) not in (nn.Identity, LayerScale) for s in scales):
+            return None
+        return extract_params(
+            norm1=block.norm1,
+            qkv=attn.qkv,
+            project=attn.proj,
+            gamma1=getattr(block.ls1, "gamma", None),
+            norm2=block.norm2,
+            fc1=mlp.fc1,
+            act=mlp.act,
+            fc2=mlp.fc2,
+            gamma2=getattr(block.ls2, "gamma", None),
+            idle=(attn.q_norm, attn.k_norm, attn.norm, mlp.norm),
+            around=(block, attn, mlp, *scales),
+        )
+
+
+class PostNormBlock(TimmBlock):
+    """timm's ResPostBlock: the branches are normed, not what enters them."""
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return _qkv(self.attn, x)
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self.block.drop_path1(self.block.norm1(_project(self.attn, attended)))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.block.drop_path2(self.block.norm2(self.block.mlp(x)))
+
+
+class ParallelBlock(TimmBlock):
+    """timm's ParallelThingsBlock: attentions side by side are one attention with all their heads."""
+
+    @property
+    def attn(self) -> Any:
+        return self.block.attns[0].attn
+
+    @property
+    def shape(self) -> BlockShape:
+        shapes = [_shape(side.attn, ffn.mlp) for side, ffn in zip(self.block.attns, self.block.ffns, strict=True)]
+        sums = {name: sum(getattr(each, name) for each in shapes) for name in ("heads", "qkv", "project", "mlp")}
+        return replace(shapes[0], **sums)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        sides = [_qkv(side.attn, side.norm(x)) for side in self.block.attns]
+        query, key, value = (torch.cat(parts, -2) for parts in zip(*sides, strict=True))
+        return query, key, value
+
+    def project(self, attended: Tensor) -> Tensor:
+        sides = zip(self.block.attns, attended.chunk(len(self.block.attns), -2), strict=True)
+        return torch.stack([side.drop_path(side.ls(_project(side.attn, part))) for side, part in sides]).sum(0)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return torch.stack([ffn(x) for ffn in self.block.ffns]).sum(0)
+
+
+class RotaryBlock(TimmBlock):
+    """timm's EvaBlock."""
+
+    def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
+        return apply_rot_embed_cat(x, rows[0], half=getattr(self.attn, "rotate_half", False))
+
+    def project(self, attended: Tensor) -> Tensor:
+        return self.block.drop_path1(_scaled(_project(self.attn, attended), self.block.gamma_1))
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return self.block.drop_path2(_scaled(self.block.mlp(self.block.norm2(x)), self.block.gamma_2))
+
+
+class RotaryPostNormBlock(PostNormBlock):
+    """timm's EvaBlockPostNorm."""
+
+    turn = RotaryBlock.turn
+
+
+VIEWS = {
+    Block: TimmBlock,
+    ResPostBlock: PostNormBlock,
+    ParallelThingsBlock: ParallelBlock,
+    EvaBlock: RotaryBlock,
+    EvaBlockPostNorm: RotaryPostNormBlock,
+}
+ATTENTIONS = (Attention, EvaAttention, AttentionRope)
+
+
+def host(model: nn.Module) -> Host:
+    """The host view of a timm model; refused with the reason where a block is not one that is known."""
+    if not isinstance(model, (VisionTransformer, Eva)):
+        name = type(model).__name__
+        why = f": {REASONS[name]}" if name in REASONS else ""
+        raise UnsupportedModel(
+            f"timm's {name} is not supported{why}; supported are {SUPPORTED}. The nearest is vit_base_patch16_224."
+        )
+    rotary = isinstance(model, Eva)
+    has_class = model.cls_token is not None if rotary else model.has_class_token
+    calls = CallConvention("rope" if rotary else None)
+    head = ((model, "forward_head"),)
+    # Variants that put tokens together in a way of their own keep it.  A patched method wraps the model's own.
+    own = inspect.unwrap(type(model)._pos_embed) is VisionTransformer._pos_embed
+    positions = (model, "_pos_embed") if own else None
+    found = Host(
+        model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls, None, head, positions
+    )
+    return replace(found, views=tuple(_views(found.container)))
+
+
+def _views(container: nn.Module) -> Iterator[TimmBlock]:
+    for layer, block in enumerate(container.children()):
+        attentions = [part for part in block.modules() if "attn_drop" in dict(part.named_children())]
+        if type(block) not in VIEWS or any(type(attention) not in ATTENTIONS for attention in attentions):
+            strange = [attention for attention in attentions if type(attention) not in ATTENTIONS]
+            kind = type(block if type(block) not in VIEWS else strange[0]).__name__
+            known = ", ".join(each.__name__ for each in (*VIEWS, *ATTENTIONS))
+            raise UnsupportedModel(
+                f"block {layer} of this model is a {kind}; supported are timm's {known}. Blocks whose MLP runs beside "
+                "their attention, or whose attention is differential, are not supported."
+            )
+        # Older releases of timm have no gate at all.
+        if any(getattr(attention, "gate", None) is not None for attention in attentions):
+            raise UnsupportedModel(
+                f"block {layer} of this model gates its attention output, which is not supported yet"
+            )
+        yield VIEWS[type(block)](block)
+
+
+def _qkv(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if attn.qkv is None:
+        query, key, value = (
+            part(y).unflatten(-1, (-1, _head_dim(attn))) for part in (attn.q_proj, attn.k_proj, attn.v_proj)
+        )
+    else:
+        query, key, value = _packed(attn, y).unflatten(-1, (3, attn.num_heads, _head_dim(attn))).unbind(-3)
+    query, key = attn.q_norm(query), attn.k_norm(key)
+    groups = getattr(attn, "num_kv_groups", 1)
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, -2), value.repeat_interleave(groups, -2)
+    return query, key, value
+
+
+def _head_dim(attn: Any) -> int:
+    # Eva's attention does not keep it in older releases of timm.
+    return attn.proj.in_features // attn.num_heads
+
+
+def _packed(attn: Any, y: Tensor) -> Tensor:
+    # EVA alone keeps the biases apart from the weights, and none for keys.
+    if getattr(attn, "q_bias", None) is None:
+        return attn.qkv(y)
+    bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    return attn.qkv(y) + bias if attn.qkv_bias_separate else linear(y, attn.qkv.weight, bias)
+
+
+def _project(attn: Any, attended: Tensor) -> Tensor:
+    return attn.proj_drop(attn.proj(attn.norm(attended.flatten(-2))))
+
+
+def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
+    return x if gamma is None else gamma * x
+
+
+def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
+    parts = (attn.qkv,) if attn.qkv is not None else (attn.q_proj, attn.k_proj, attn.v_proj)
+    qkv, project = sum(part.weight.numel() for part in parts), attn.proj.weight.numel()
+    return BlockShape(parts[0].in_features, attn.num_heads, _head_dim(attn), qkv, project, _linear_macs(mlp))
+
+
+def _image_shape(model: Any) -> tuple[int, int, int]:
+    size = model.patch_embed.img_size
+    height, width = size if size is not None else model.pretrained_cfg["input_size"][1:]
+    # The first convolution: hybrid models have a whole network before the patches.
+    first = next(part for part in model.patch_embed.modules() if isinstance(part, nn.Conv2d))
+    return first.in_channels, height, width
+
+
+def _linear_macs(module: nn.Module) -> int:
+    return sum(m.weight.numel() for m in module.modules() if isinstance(m, nn.Linear))

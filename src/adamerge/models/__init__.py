@@ -1,1 +1,0 @@
-"""One file for each host library; `stack` is the only block loop."""

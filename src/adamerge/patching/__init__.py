@@ -1,0 +1,1 @@
+"""Put merging into a model and take it out again."""

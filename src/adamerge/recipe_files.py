@@ -1,0 +1,40 @@
+"""Recipes beside weights: `adamerge.json`, in a folder or on the hub."""
+
+import os
+from pathlib import Path
+
+from torch import nn
+
+from adamerge.core.errors import BadOption
+from adamerge.core.recipe import NAME, Recipe
+from adamerge.patching.apply import stack_of
+
+
+def save_recipe(what: nn.Module | Recipe, folder: str | os.PathLike[str]) -> Path:
+    """Write a recipe, or that of a merged model, with its statistics to `folder/adamerge.json`; return the path.
+
+    Put it where the weights are: `model.save_pretrained(folder)` writes the same files merged or not.
+    """
+    recipe = what if isinstance(what, Recipe) else stack_of(what).recipe
+    path = Path(folder) / NAME
+    recipe.save(path)
+    return path
+
+
+def load_recipe(source: str | os.PathLike[str], revision: str | None = None) -> Recipe:
+    """The recipe in a folder, in a file, or in a repository of the Hugging Face hub such as `owner/name`.
+
+    `revision` is a branch, tag or commit of the repository.
+    """
+    return Recipe.load(source if Path(source).exists() else _download(str(source), revision))
+
+
+def _download(source: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(source, NAME, revision=revision))
+    except Exception as error:  # no such repository, no such file, no network, no permission
+        raise BadOption(
+            f"{source!r} is neither a folder or file here nor a repository on the hub with {NAME}: {error}"
+        ) from error

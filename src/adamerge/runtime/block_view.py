@@ -1,0 +1,118 @@
+"""What a runtime needs to know of a host's transformer block."""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """One block's widths, and the multiply-accumulates of its linear layers per token."""
+
+    dim: int
+    heads: int
+    key_dim: int
+    qkv: int
+    project: int
+    mlp: int
+
+    @property
+    def per_token(self) -> int:
+        """All linear layers together."""
+        return self.qkv + self.project + self.mlp
+
+    @property
+    def per_pair(self) -> int:
+        """What attention costs for a query and a key: one score and one weighted value in every head."""
+        return 2 * self.heads * self.key_dim
+
+
+@dataclass(frozen=True)
+class NormParams:
+    """A layer norm's numbers."""
+
+    weight: Float[Tensor, " d"] | None
+    bias: Float[Tensor, " d"] | None
+    eps: float
+
+
+@dataclass(frozen=True)
+class LinearParams:
+    """A linear layer's numbers."""
+
+    weight: Float[Tensor, "out d"]
+    bias: Float[Tensor, " out"] | None
+
+
+@dataclass(frozen=True)
+class PlainBlockParams:
+    """All there is to a plain block: `x + gamma1 * project(attention(qkv(norm1(x))))`, then the same with
+    `gamma2 * fc2(gelu(fc1(norm2(x))))`, gelu the exact one.  A gamma of None is 1."""
+
+    norm1: NormParams
+    qkv: LinearParams
+    project: LinearParams
+    gamma1: Float[Tensor, " d"] | None
+    norm2: NormParams
+    fc1: LinearParams
+    fc2: LinearParams
+    gamma2: Float[Tensor, " d"] | None
+
+
+@runtime_checkable
+class PlainView(Protocol):
+    """A view that can say its numbers, so that a runtime may fuse what lies between them."""
+
+    def numbers(self) -> PlainBlockParams | None:
+        """None where the block is not plain now: something between its layers is at work, or watches them."""
+        ...
+
+
+@runtime_checkable
+class View(Protocol):
+    """A pre-norm block in three functions.  Leading dimensions are free, so tokens may be padded or packed.
+
+    `project` and `mlp` give the residual branch, LayerScale and drop-path included; the runtime adds it.
+    """
+
+    @property
+    def fused(self) -> bool:
+        """Whether the host's attention is `scaled_dot_product_attention`."""
+        ...
+
+    @property
+    def scale(self) -> float:
+        """What the host multiplies attention scores by."""
+        ...
+
+    @property
+    def dropout(self) -> float:
+        """The dropout on attention weights in force now (0 in evaluation)."""
+        ...
+
+    @property
+    def shape(self) -> BlockShape: ...
+
+    def qkv(
+        self, x: Float[Tensor, "... d"]
+    ) -> tuple[Float[Tensor, "... h k"], Float[Tensor, "... h k"], Float[Tensor, "... h k"]]: ...
+
+    def project(self, attended: Float[Tensor, "... h k"]) -> Float[Tensor, "... d"]: ...
+
+    def mlp(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]: ...
+
+
+@runtime_checkable
+class RotaryView(View, Protocol):
+    """A block that turns its queries and keys by the places of their tokens (rotary position embedding).
+
+    The host hands its blocks tables with a row for each patch; a merged token takes the row of its `place`, the first
+    patch it stands for.  Prefix tokens are not turned.  Tables are `(patches, k)` or, with one for each head,
+    `(heads, patches, k)`.
+    """
+
+    def turn(
+        self, x: Float[Tensor, "b n h k"], rows: tuple[Float[Tensor, "b n #h _"], ...]
+    ) -> Float[Tensor, "b n h k"]: ...

@@ -1,0 +1,1 @@
+"""Tokens of a batch in one array without padding, in plain torch."""

@@ -1,0 +1,254 @@
+"""The ragged road: the tokens of a batch in one array without padding, so that every layer works on those that exist.
+
+All is plain torch here, and decisions are the reference's, made on a padded copy; `fused` does the same with kernels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from adamerge.core.combine import MeanNorm
+from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.match import Links
+from adamerge.core.plan import Plan, first, keep_all, tally
+from adamerge.core.recipe import Average, Decision, Drop, Recipe
+from adamerge.core.types import AllTokens, Counts
+from adamerge.runtime.block_view import View
+from adamerge.runtime.packed.attention import attend_each
+from adamerge.runtime.packed.layout import (
+    Layout,
+    Packed,
+    PackedHeads,
+    PerRow,
+    pad,
+    ragged_layout,
+    round_up_rows,
+    token_index,
+    unfold,
+    uniform_layout,
+    unpad,
+)
+from adamerge.runtime.profiling import stage
+from adamerge.runtime.trace import LayerTrace
+
+# Parts that make one token of several by the decision alone, whatever rows they are given.
+COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
+
+
+@dataclass(frozen=True)
+class State:
+    """The tokens of a batch between two layers.
+
+    `history` says for every original patch which patch of its image it is part of now.  `logs` are the base-2
+    logarithms of the sizes, `normed` is what the coming block's first norm makes of `x`, and `inverse` one over the
+    length of each token, where that is known already.
+    `steps` tells, when asked, what the layers did so far.
+    """
+
+    x: Packed
+    layout: Layout
+    size: PerRow
+    history: Int[Tensor, "b patches"]
+    class_token: bool = False
+    merged: bool = False
+    logs: PerRow | None = None
+    normed: Packed | None = None
+    inverse: PerRow | None = None
+    steps: tuple[Callable[[], LayerTrace], ...] = ()
+
+    @property
+    def layer(self) -> int:
+        """The layer that comes next."""
+        return len(self.steps)
+
+
+class LatePadded(Heads):
+    """Queries, keys and values that are padded when somebody looks at them: most recipes look at one of the three."""
+
+    def __init__(
+        self,
+        query: PackedHeads,
+        key: PackedHeads,
+        value: PackedHeads,
+        scale: float,
+        whole: Layout,
+        bias: Tensor | None,
+    ):
+        vars(self).update(packed=(query, key, value), whole=whole, scale=scale, bias=bias)
+
+    @cached_property
+    def query(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(0)
+
+    @cached_property
+    def key(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(1)
+
+    @cached_property
+    def value(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._padded(2)
+
+    def mean_key(self, dtype: torch.dtype) -> Tensor:
+        return self._pad(vars(self)["packed"][1].to(dtype).mean(1))
+
+    def _padded(self, side: int) -> Tensor:
+        return self._pad(vars(self)["packed"][side])
+
+    def _pad(self, packed: Tensor) -> Tensor:
+        whole = vars(self)["whole"]
+        return pad(packed, whole, whole.longest)
+
+
+class LateEvidence(Evidence):
+    """Evidence whose tokens are padded, and places worked out, when somebody looks at them: who compares keys does
+    neither."""
+
+    def __init__(self, state: State, size: Tensor, depth: int, count: Counts | None, heads: Heads | None):
+        layout = state.layout
+        vars(self).update(state=state, size=size, layer=state.layer, depth=depth, prefix=layout.prefix, count=count)
+        vars(self).update(class_token=state.class_token, heads=heads, patches=state.history.shape[1])
+
+    @cached_property
+    def raw(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        state: State = vars(self)["state"]
+        return pad(state.x, state.layout, state.layout.most)
+
+    @cached_property
+    def place(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        state: State = vars(self)["state"]
+        images, patches = state.history.shape
+        past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
+        return first(keep_all(images, patches, state.x.device).slot, past)
+
+
+def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
+    """A batch as it enters the first block."""
+    b, n, d = x.shape
+    size = torch.ones(b * n, device=x.device)
+    history = torch.arange(n - prefix, device=x.device, dtype=torch.int32).repeat(b, 1)
+    return State(x.reshape(b * n, d), uniform_layout(b, n, prefix, x.device), size, history, class_token)
+
+
+def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
+    """One block, with the recipe's merge before it or between its attention and its MLP."""
+    if recipe.site == "before_block":
+        state = merge(state, recipe, depth)
+    with stage("qkv"):
+        query, key, value = view.qkv(state.x)
+    with stage("attention"):
+        size = state.size if recipe.proportional_attention and state.merged else None
+        attended = attend_each(query, key, value, state.layout, view.scale, size)
+    with stage("project"):
+        state = replace(state, x=state.x + view.project(attended))
+    if recipe.site == "after_attention":
+        state = merge(state, recipe, depth, (query, key, value, view.scale))
+    with stage("mlp"):
+        return replace(state, x=state.x + view.mlp(state.x))
+
+
+def finish(state: State) -> AllTokens:
+    """The tokens in the host's own shape: every patch gets a copy of the token it became part of."""
+    images, patches = state.history.shape
+    if not state.merged:
+        return state.x.view(images, state.layout.prefix + patches, -1)
+    with stage("finish"):
+        return unfold(state.x, state.history, state.layout)
+
+
+def merge(
+    state: State,
+    recipe: Recipe,
+    depth: int,
+    heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None = None,
+) -> State:
+    """Decide one merge as the reference does, on padded copies, and carry it out on the packed rows."""
+    layout = state.layout
+    with stage("decide"):
+        evidence = look(state, recipe, depth, heads)
+        with torch.autocast(state.x.device.type, enabled=False):
+            decision = recipe.decide(evidence)
+    plan = decision.plan
+    if plan.is_identity:
+        return replace(state, steps=(*state.steps, partial(_layer_trace, decision, layout, state.size)))
+    with stage("merge"):
+        after = uniform_layout(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
+        if plan.ragged:
+            after = ragged_layout(plan.count.tolist(), layout.prefix, state.x.device)
+        # How many tokens an adaptive recipe leaves is new with every batch.
+        rows = round_up_rows(after.total) if recipe.ragged and state.x.device.type == "cpu" else after.total
+        packed = _as_one_image(decision, layout, after, rows)
+        size = tally(state.size[None, : layout.total], packed.plan)[0]
+        if type(recipe.combine) in COMBINE_ANY_ROWS:
+            x = recipe.combine(state.x[None, : layout.total], packed, evidence)[0]
+        else:
+            patches = recipe.combine(evidence.raw, decision, evidence)
+            x = unpad(torch.cat([_prefix_tokens(state.x, layout), patches], 1), token_index(after))
+            x = torch.nn.functional.pad(x, (0, 0, 0, rows - after.total))
+        history = plan.slot.gather(1, state.history.long()).int()
+    return replace(
+        state,
+        x=x,
+        size=size,
+        layout=after,
+        history=history,
+        merged=True,
+        logs=None,
+        normed=None,
+        inverse=None,
+        steps=(*state.steps, partial(_layer_trace, decision, after, size)),
+    )
+
+
+def look(
+    state: State, recipe: Recipe, depth: int, heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None
+) -> Evidence:
+    """What a recipe may see of the tokens that are about to be merged, padded to the longest image."""
+    layout = state.layout
+    count = None if layout.uniform else layout.patches.long()
+    size = pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32))
+    whole = replace(layout, prefix=0)
+    padded = None if heads is None else LatePadded(*heads, whole, _bias(state, recipe, whole))
+    return LateEvidence(state, size, depth, count, padded)
+
+
+def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
+    """The decision as that of one image which owns all rows: prefix tokens are among them, each alone in its slot.
+
+    Of its `width` slots, those behind all images get no token.
+    """
+    plan, links, prefix, tokens = decision.plan, decision.links, layout.prefix, token_index(layout)
+
+    def row(value: Tensor, fill: float = 0) -> Tensor:
+        return unpad(torch.nn.functional.pad(value, (prefix, 0), value=fill), tokens)[None]
+
+    def rows(to: Plan, where: Layout) -> Tensor:
+        return unpad(to.behind(prefix).slot + where.offsets[:-1, None], tokens)[None]
+
+    slot, partner = rows(plan, after), rows(replace(plan, slot=links.partner), layout)
+    count = torch.full((1,), after.total, device=slot.device)
+    own = Links(row(links.value), partner, row(links.source), None)
+    return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
+
+
+def _bias(state: State, recipe: Recipe, whole: Layout) -> Tensor | None:
+    """What the attention that these heads come from added to its scores."""
+    proportional = recipe.proportional_attention and state.merged
+    if whole.uniform and not proportional:
+        return None
+    value = state.size.log() if proportional else torch.zeros_like(state.size)
+    return pad(value, whole, whole.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
+
+
+def _prefix_tokens(x: Packed, layout: Layout) -> Tensor:
+    """The prefix tokens of every image."""
+    row = layout.offsets[:-1, None] + torch.arange(layout.prefix, device=x.device)
+    return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
+
+
+def _layer_trace(decision: Decision, after: Layout, size: PerRow) -> LayerTrace:
+    padded = pad(size, after, after.most).to(decision.salience.dtype)
+    return LayerTrace(decision.plan, decision.salience, padded, decision.links.redundancy)

@@ -1,0 +1,102 @@
+"""Where the time of a forward pass goes: a runtime names its stages, and whoever wants to know listens."""
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+
+# Both runtimes name their stages so; what lies between them belongs to the host.
+STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
+
+# A replayed graph passes no stage; its kernels tell by their names.  Products and what is the host's are left out.  A
+# residual sum, with the norm that follows, ends the attention or the MLP; where a merge comes between, that one does
+# both in passing.
+KERNELS = {
+    "_attend": "attention",
+    "_affinity": "decide",
+    "_affinity_one_program": "decide",
+    "_affinity_row_resident": "decide",
+    "_mean_key_unit": "decide",
+    "_class_attention": "decide",
+    "_match": "decide",
+    "_decide": "decide",
+    "_merge": "merge",
+    "_add": "residual",
+    "_unfold": "finish",
+}
+
+# One object for every stage that nobody listens to: runtimes pass here seven times in every block.
+_SILENCE: AbstractContextManager[None] = nullcontext()
+_listener: "Stages | None" = None
+
+
+def stage(name: str) -> AbstractContextManager[None]:
+    """Mark the work inside as belonging to stage `name`; stages follow each other and are not nested."""
+    return _SILENCE if _listener is None else _Timed(_listener, name)
+
+
+class Stages:
+    """Records, while active, how long each stage takes.
+
+    On CUDA, events are put into the stream and read after a single synchronisation at the end; elsewhere the clock is
+    read.  A replayed CUDA graph passes no stage, so listen to the forward pass itself.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = torch.device(device)
+        self.milliseconds: dict[str, float] = {}
+        self.total = 0.0
+        self._spans: list[tuple[str, Any, Any]] = []
+        self._begin: Any = None
+        self._before: Stages | None = None
+
+    def __enter__(self) -> "Stages":
+        global _listener
+        self._before, _listener = _listener, self
+        self._begin = self.moment()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        global _listener
+        _listener = self._before
+        end = self.moment()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for name, first, last in self._spans:
+            self.milliseconds[name] = self.milliseconds.get(name, 0.0) + self._between(first, last)
+        self.total += self._between(self._begin, end)
+        self._spans.clear()
+
+    def moment(self) -> Any:
+        """Now, as the device sees it."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def add(self, name: str, first: Any, last: Any) -> None:
+        """Keep a span between two moments."""
+        self._spans.append((name, first, last))
+
+    def _between(self, first: Any, last: Any) -> float:
+        return first.elapsed_time(last) if self.device.type == "cuda" else 1e3 * (last - first)
+
+
+class _Timed:
+    """One passage through a stage."""
+
+    def __init__(self, listener: Stages, name: str):
+        self.listener, self.name = listener, name
+
+    def __enter__(self) -> None:
+        self.first = self.listener.moment()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.listener.add(self.name, self.first, self.listener.moment())

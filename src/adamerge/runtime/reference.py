@@ -1,0 +1,179 @@
+"""The reference road: every image padded to the longest of its batch, plain torch throughout."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from adamerge.core.errors import BadOption
+from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.match import Links
+from adamerge.core.plan import Plan, first, keep_all, tally, unfold
+from adamerge.core.recipe import Recipe
+from adamerge.core.types import AllTokens, Counts, PerToken, Slots
+from adamerge.runtime.block_view import View
+from adamerge.runtime.profiling import stage
+from adamerge.runtime.trace import LayerTrace
+
+Tables = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """The tokens of a batch between two layers: prefix first, then patches, then padding.
+
+    `size`, `place` and `count` speak of patches alone; `count` is None when no row has padding.
+    `place` is the first original patch each token stands for.
+    `history` says where every original patch went; `steps` is what the layers did so far.
+    `tables` are the host's rotary tables, if it has any, with a row for each original patch.
+    """
+
+    x: AllTokens
+    size: PerToken
+    place: Slots
+    prefix: int
+    class_token: bool
+    history: Plan
+    count: Counts | None = None
+    steps: tuple[LayerTrace, ...] = ()
+    tables: Tables = ()
+
+    @property
+    def layer(self) -> int:
+        """The layer that comes next."""
+        return len(self.steps)
+
+
+def turn(state: State, view: View, x: Tensor) -> Tensor:
+    """Queries or keys of the patches turned by the places they stand for; those of the prefix as they are."""
+    # Not isinstance: a protocol's check evaluates every property of the view, some of which count parameters.
+    turning = getattr(view, "turn", None)
+    if turning is None:
+        raise BadOption(
+            f"the host handed rotary tables to a block whose view, {type(view).__name__}, has no `turn`; "
+            "give the view one, or refuse the model in its `host` function"
+        )
+    rows = tuple(at_places(table, state.place) for table in state.tables)
+    return torch.cat([x[:, : state.prefix], turning(x[:, state.prefix :], rows)], 1).to(x.dtype)
+
+
+def at_places(table: Tensor, place: Slots) -> Tensor:
+    """The rows of a table, `(patches, k)` or `(heads, patches, k)`, at tokens' places: `(b, n, heads or 1, k)`."""
+    rows = table[..., place, :]
+    return rows.movedim(0, 2) if table.dim() == 3 else rows[:, :, None]
+
+
+def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
+    """A batch as it enters the first block."""
+    b, n = x.shape[0], x.shape[1] - prefix
+    size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+    everyone = keep_all(b, n, x.device)
+    return State(x, size, everyone.slot, prefix, class_token, everyone)
+
+
+def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
+    """One block, with the recipe's merge before it or between its attention and its MLP."""
+    if recipe.site == "before_block":
+        state, _ = attention(merge(state, recipe, depth), view, recipe)
+    else:
+        state, heads = attention(state, view, recipe)
+        state = merge(state, recipe, depth, heads)
+    with stage("mlp"):
+        return replace(state, x=state.x + view.mlp(state.x))
+
+
+def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
+    """The links that the recipe would see at the next layer, without merging anything."""
+    heads = None
+    if recipe.site == "after_attention":
+        state, heads = attention(state, view, recipe)
+    with torch.autocast(state.x.device.type, enabled=False):
+        return recipe.link(look(state, depth, heads))[1]
+
+
+def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
+    """The first half of a block."""
+    with stage("qkv"):
+        query, key, value = view.qkv(state.x)
+        if state.tables:
+            query, key = turn(state, view, query), turn(state, view, key)
+    with stage("attention"):
+        extra = bias(state, recipe.proportional_attention)
+        attended = attend(view, query, key, value, extra)
+    with stage("project"):
+        return replace(state, x=state.x + view.project(attended)), Heads(query, key, value, view.scale, extra)
+
+
+def finish(state: State) -> AllTokens:
+    """The tokens in the host's own shape: every patch gets a copy of the token it became part of.
+
+    So the host's pooling, of whatever kind, weighs a merged token by its size, and no padding leaves the runtime.
+    """
+    if state.history.is_identity:
+        return state.x
+    with stage("finish"):
+        return unfold(state.x, state.history.behind(state.prefix))
+
+
+def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
+    """What a recipe may see of the tokens that are about to be merged."""
+    return Evidence(
+        raw=state.x[:, state.prefix :],
+        size=state.size,
+        layer=state.layer,
+        depth=depth,
+        prefix=state.prefix,
+        class_token=state.class_token,
+        count=state.count,
+        heads=heads,
+        place=state.place,
+        patches=state.history.slot.shape[1],
+    )
+
+
+def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> State:
+    """Decide one merge and carry it out."""
+    evidence = look(state, depth, heads)
+    # Autocast would take the decision's products back to half precision, where they overflow (D1).
+    with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
+        decision = recipe.decide(evidence)
+    plan, x, size, place = decision.plan, state.x, state.size, state.place
+    with stage("merge"):
+        if not plan.is_identity:
+            patches = recipe.combine(x[:, state.prefix :], decision, evidence)
+            x, size, place = torch.cat([x[:, : state.prefix], patches], 1), tally(size, plan), first(place, plan)
+        history = state.history.then(plan)
+    record = LayerTrace(plan, decision.salience.detach(), size.detach(), decision.links.redundancy.detach())
+    count, steps = plan.count if plan.ragged else None, (*state.steps, record)
+    return replace(state, x=x, size=size, place=place, count=count, history=history, steps=steps)
+
+
+def bias(state: State, proportional: bool) -> Tensor | None:
+    """What is added to the attention scores of every key: nothing for padding to see, and log size when proportional.
+
+    None while it would be all zeros, so that the host's own fused attention runs.
+    """
+    prefix, n = state.prefix, state.x.shape[1] - state.prefix
+    proportional = proportional and not state.history.is_identity
+    if state.count is None and not proportional:
+        return None
+    extra = torch.zeros_like(state.size)
+    if proportional:
+        # Padding has size 0; its log is -inf as it should be, but its gradient is not a number.
+        extra = state.size.clamp_min(1).log()
+    if state.count is not None:
+        extra = extra.masked_fill(torch.arange(n, device=extra.device) >= state.count[:, None], float("-inf"))
+    return torch.nn.functional.pad(extra, (prefix, 0))[:, None, None, :].to(state.x.dtype)
+
+
+def attend(view: View, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Attention the way the host does it, `(b, tokens, heads, k)` in and out."""
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if view.fused:
+        out = scaled_dot_product_attention(query, key, value, bias, dropout_p=view.dropout, scale=view.scale)
+    else:
+        scores = (query * view.scale) @ key.mT
+        weights = (scores if bias is None else scores + bias).softmax(-1)
+        out = dropout(weights, view.dropout) @ value
+    return out.transpose(1, 2)

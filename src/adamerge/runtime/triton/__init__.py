@@ -1,0 +1,1 @@
+"""The packed runtime with Triton kernels, on CUDA."""

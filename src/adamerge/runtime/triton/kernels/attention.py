@@ -1,0 +1,111 @@
+"""Attention over packed tokens: each image sees its own keys alone, a key of size s as often as s keys.
+
+The logarithm of a key's size is added to its scores.  It is fetched one tile ahead: the kernel would spend most of its
+time waiting for it.
+"""
+
+from typing import no_type_check
+
+import torch
+import triton
+import triton.language as tl
+
+from adamerge.runtime.packed.attention import attend_each
+from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
+from adamerge.runtime.triton.kernels.launch import (
+    LOG2E,
+    blocks,
+    next_pow2,
+    num_stages_for,
+    pdl_options,
+    pdl_wait,
+    precision,
+)
+
+
+@triton.jit
+@no_type_check
+def _tile(at, inside, WHOLE: tl.constexpr):
+    """Some rows of a head, those of heads that are no power of two filled up with 0."""
+    return tl.load(at) if WHOLE else tl.load(at, mask=inside[None, :], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def _bias(logs, begin, column, n, SIZED: tl.constexpr):
+    """What is added to the scores of keys: the logarithms of their sizes; beyond the last one, minus infinity."""
+    if SIZED:
+        return tl.load(logs + begin + column, mask=column < n, other=float("-inf"))
+    return tl.where(column < n, 0.0, float("-inf"))
+
+
+@triton.jit
+@no_type_check
+def _attend(
+    query, key, value, out, logs, offsets, scale, row_stride, head_stride, out_row_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
+    begin = tl.load(offsets + image)
+    n = tl.load(offsets + image + 1) - begin
+    pdl_wait(EARLY)
+    if block * QUERIES >= n:
+        return
+    channel = tl.arange(0, DIMS)
+    column = tl.arange(0, KEYS)
+    row = block * QUERIES + tl.arange(0, QUERIES)
+    inside = channel < DIM
+    first = begin.to(tl.int64) * row_stride + head * head_stride
+    mine = (row < n)[:, None] & inside[None, :]
+    q = tl.load(query + first + row[:, None] * row_stride + channel[None, :], mask=mine, other=0.0)
+    key += first
+    value += first
+    most = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    sum_ = tl.zeros([QUERIES, DIMS], tl.float32)
+    bias = _bias(logs, begin, column, n, SIZED)
+    for start in range(0, n, KEYS):
+        # What a tile has beyond the last key is that key again, and counts for nothing.
+        at = tl.minimum(start + column, n - 1)[:, None] * row_stride + channel[None, :]
+        k = _tile(key + at, inside, DIM == DIMS)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
+        bias = _bias(logs, begin, start + KEYS + column, n, SIZED)
+        higher = tl.maximum(most, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(most - higher)
+        v = _tile(value + at, inside, DIM == DIMS)
+        sum_ = sum_ * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        total = total * shrink + tl.sum(weights, 1)
+        most = higher
+    result = (sum_ / total[:, None]).to(out.dtype.element_ty)
+    goes = (begin + row[:, None]).to(tl.int64) * out_row_stride + head * DIM + channel[None, :]
+    tl.store(out + goes, result, mask=mine)
+
+
+def attend(
+    query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, logs: PerRow | None = None
+) -> PackedHeads:
+    """Attention of every image's queries to its own keys; `logs` are the base-2 logarithms of the keys' sizes."""
+    rows, heads, dim = query.shape
+    out = torch.empty((rows, heads, dim), dtype=query.dtype, device=query.device)
+    if rows == 0 or layout.images == 0:
+        return out
+    if not query.stride() == key.stride() == value.stride() or query.stride(2) != 1:
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+    queries, keys = _shape(layout.longest, query)
+    _attend[(blocks(layout.longest, queries), layout.images * heads)](
+        query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
+        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
+        PRECISION=precision(query), num_warps=4, num_stages=num_stages_for(3, query, keys, keys, next_pow2(dim)),
+        **pdl_options(query),
+    )  # fmt: skip
+    return out
+
+
+def _shape(longest: int, query: PackedHeads) -> tuple[int, int]:
+    """Queries and keys of a tile.  Twice as many queries are no faster, and round up further."""
+    return (32, 32) if query.dtype == torch.float32 else (min(64, next_pow2(longest)), 32)
+
+
+attend_reference = attend_each

@@ -1,0 +1,265 @@
+"""A bench for recipes: one sweep over unlabelled images finds the thresholds, the cost and what the output loses."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, layer_norm
+
+from adamerge.core.budget import Adaptive
+from adamerge.core.errors import BadImages, BadOption, UnsupportedModel
+from adamerge.core.evidence import Evidence, Heads, Widths
+from adamerge.core.match import Links, no_links
+from adamerge.core.parts import to_json
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import summarise
+from adamerge.core.types import PerToken
+from adamerge.data.batches import Images, batches
+from adamerge.flops import meter
+from adamerge.hosts.base import Host, find_host
+from adamerge.methods import none
+from adamerge.patching.apply import temporarily_patched
+from adamerge.patching.probes import embed
+from adamerge.patching.stack import install
+from adamerge.runtime import reference
+from adamerge.search.solve import Sense
+
+Loss = Literal["kl", "features"]
+# Images that go through the model at once: small on a CPU, whose padding is work, large elsewhere.
+AT_ONCE = {"cpu": 32}
+AT_ONCE_ELSEWHERE = 256
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What one sweep found: the recipe with its statistics, and for each image its loss, its cost and its counts.
+
+    `choice` is the class each image was given, where the model gives classes; `cosines` are those of the pooled output
+    and of the patches, where it gives features.
+    """
+
+    recipe: Recipe
+    loss: Float[Tensor, " n"]
+    macs: Float[Tensor, " n"]
+    counts: Int[Tensor, "n l"]
+    choice: Int[Tensor, " n"] | None = None
+    cosines: Float[Tensor, "n 2"] | None = None
+
+
+class Evaluator:
+    """A model, unlabelled images, and what the unmerged model makes of them; embeddings are kept, not made again."""
+
+    def __init__(self, model: nn.Module, images: Sequence[Tensor], *, sense: Sense = "true", loss: Loss | None = None):
+        if not images:
+            raise BadImages("there are no images to tune on; pass at least one batch")
+        self.model, self.host = model, find_host(model)
+        self.entry = self.host.entry or model
+        self.sense: Sense = sense
+        self.sweeps = 0
+        self.prices = meter(model)
+        self.full = float(getattr(self.prices.unmerged(), sense))
+        with _evaluating(model):
+            install(self.host, self.host.container)
+            parameter = next(model.parameters())
+            self.images = [batch.to(parameter.device, parameter.dtype) for batch in images]
+            embedded = [embed(self.host, model, batch) for batch in self.images]
+            self.starts, self.tables = [state for state, _ in embedded], embedded[0][1]
+            answers = [self._answer(batch) for batch in self.images]
+            outputs = [output for output, _ in answers]
+            self.loss: Loss = _kind(loss, outputs[0], answers[0][1])
+            self.reads_patches = self.loss == "features" or self._patches_matter()
+            tokens = [self._unmerged(start) for start in self.starts] if self.loss == "features" else None
+            self.wanted = [self._judged(out, None if tokens is None else tokens[i]) for i, out in enumerate(outputs)]
+
+    @property
+    def number(self) -> int:
+        """How many images there are."""
+        return sum(len(batch) for batch in self.images)
+
+    def sweep(self, recipe: Recipe, *, calibrate: bool = True) -> SweepResult:
+        """Run `recipe` layer by layer over all images, finding the statistics of an adaptive one on the way.
+
+        `calibrate=False` uses the statistics it has.
+        """
+        self.sweeps += 1
+        host, depth = self.host, self.host.depth
+        adapting = recipe.budget if calibrate and isinstance(recipe.budget, Adaptive) else None
+        columns: list[Tensor] = []
+        thresholds: list[float] = []
+        with _evaluating(self.model):
+            states = list(self.starts)
+            for layer in range(depth):
+                view = host.views[layer]
+                seen = []
+                for at, state in enumerate(states):
+                    heads, state = None, replace(state, tables=self.tables[layer])
+                    if recipe.site == "after_attention":
+                        state, heads = reference.attention(state, view, recipe)
+                    states[at] = state
+                    seen.append(_link(recipe, state, depth, heads))
+                if adapting is not None:
+                    links = [link for _, link in seen]
+                    columns.append(torch.cat([link.redundancy.double().cpu() for link in links]))
+                    if adapting.needs_thresholds:
+                        thresholds.append(adapting.threshold(links, layer))
+                    recipe = recipe.with_stats(summarise(torch.stack(columns, 1), thresholds))
+                for at, (state, (salience, links)) in enumerate(zip(states, seen, strict=True)):
+                    known = replace(recipe, salience=_Known(salience), links=_Linked(links))
+                    state = reference.merge(state, known, depth)
+                    if recipe.site == "before_block":
+                        state, _ = reference.attention(state, view, recipe)
+                    states[at] = replace(state, x=state.x + view.mlp(state.x))
+            outcome = self._outcome(recipe, states)
+        if adapting is not None and recipe.stats is not None:
+            plain = to_json(recipe.with_stats(None))
+            stats = replace(recipe.stats, how="sequential", passes=1, model=host.fingerprint(), recipe=plain)
+            outcome = replace(outcome, recipe=recipe.with_stats(stats))
+        return outcome
+
+    def _outcome(self, recipe: Recipe, states: Sequence[reference.State]) -> SweepResult:
+        compared, choices = [], []
+        for batch, state, wanted in zip(self.images, states, self.wanted, strict=True):
+            tokens = reference.finish(state)
+            install(self.host, _Given(tokens, self.host))
+            judged = self._judged(self._answer(batch)[0], tokens if self.loss == "features" else None)
+            compared.append(_compare(wanted, judged))
+            choices.append(judged[0].argmax(1))
+        counts = torch.cat([torch.stack([step.plan.count for step in state.steps], 1) for state in states])
+        macs, found = getattr(self.prices.cost(counts, recipe), self.sense).cpu(), torch.cat(compared).cpu()
+        if self.loss == "kl":
+            return SweepResult(recipe, found[:, 0], macs, counts.cpu(), choice=torch.cat(choices).cpu())
+        return SweepResult(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
+
+    def _answer(self, batch: Tensor) -> tuple[Any, bool]:
+        """What the model gives for each image, and whether that is logits."""
+        output: Any = self.entry(batch)
+        if isinstance(output, Tensor):
+            # A tower gives features, whatever stands behind it; timm says so by having no classes.
+            return output, self.host.entry is None and getattr(self.model, "num_classes", output.shape[-1]) > 1
+        # transformers gives what it has a name.
+        logits = getattr(output, "logits", None)
+        return (getattr(output, "pooler_output", output), False) if logits is None else (logits, True)
+
+    def _unmerged(self, state: reference.State) -> Tensor:
+        for view, tables in zip(self.host.views, self.tables, strict=True):
+            state, _ = reference.attention(replace(state, tables=tables), view, none())
+            state = replace(state, x=state.x + view.mlp(state.x))
+        return state.x
+
+    def _patches_matter(self) -> bool:
+        """Whether anything after the blocks looks at the patches: where not, they need not survive the last one."""
+        image = self.images[0][:1]
+        tokens = self._unmerged(embed(self.host, self.model, image)[0])
+        blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
+        outputs = []
+        for given in (tokens, blank):
+            install(self.host, _Given(given, self.host))
+            outputs.append(self._answer(image)[0])
+        install(self.host, self.host.container)
+        return not torch.equal(*outputs)
+
+    def _judged(self, output: Any, tokens: Tensor | None) -> tuple[Tensor, ...]:
+        if tokens is None:
+            return (output.double().log_softmax(1),)
+        # Raw tokens differ most in a few large channels; what follows the blocks sees them normalised.
+        return output, layer_norm(tokens, tokens.shape[-1:])[:, self.host.prefix :]
+
+
+def _link(recipe: Recipe, state: reference.State, depth: int, heads: Heads | None) -> tuple[PerToken, Links]:
+    """What matters and who would merge into whom; nobody, where the recipe looks at nothing."""
+    if recipe.idle(state.layer):
+        ones = torch.ones_like(state.size)
+        return ones, no_links(ones)
+    with torch.autocast(state.x.device.type, enabled=False):
+        return recipe.link(reference.look(state, depth, heads))
+
+
+def gather_images(model: nn.Module, images: Images) -> list[Tensor]:
+    """All images, in batches of a size that suits the model's device."""
+    everyone = list(batches(images))
+    if not everyone:
+        raise BadImages("there are no images to tune on; pass at least one batch")
+    if len({batch.shape[1:] for batch in everyone}) > 1:
+        raise BadImages("tuning needs images of one size; resize them alike")
+    kind = next(model.parameters()).device.type
+    return list(torch.cat(everyone).split(AT_ONCE.get(kind, AT_ONCE_ELSEWHERE)))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards the model is what it was."""
+    with temporarily_patched(model), torch.inference_mode():
+        yield
+
+
+def _kind(loss: Loss | None, output: Any, logits: bool) -> Loss:
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise UnsupportedModel(
+            f"tuning needs a model that gives one row for each image, logits or features; got {shape}"
+        )
+    if loss is None:
+        return "kl" if logits else "features"
+    if loss not in get_args(Loss):
+        raise BadOption(f"loss must be one of {', '.join(get_args(Loss))}; got {loss!r}")
+    return loss
+
+
+def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b k"]:
+    """KL(full || merged) of class probabilities, or the cosines of the pooled output and of the patches, their mean."""
+    if len(full) == 1:
+        return (full[0].exp() * (full[0] - merged[0])).sum(1, keepdim=True)
+    pooled = cosine_similarity(full[0].double(), merged[0].double(), dim=1)
+    return torch.stack([pooled, cosine_similarity(full[1].double(), merged[1].double(), dim=2).mean(1)], 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A salience that was measured already."""
+
+    value: PerToken
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        return self.value
+
+    def macs(self, n: Tensor, at: Widths) -> Tensor:
+        return 0 * n
+
+
+@dataclass(frozen=True, eq=False)
+class _Linked:
+    """Links that were made already."""
+
+    links: Links
+
+    def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
+        return self.links
+
+    def macs(self, n: Tensor, at: Widths) -> Tensor:
+        return 0 * n
+
+
+class _Given(nn.Module):
+    """Stands where the blocks are and gives the tokens they would have given: once, to a host that loops over them."""
+
+    def __init__(self, tokens: Tensor, host: Host):
+        super().__init__()
+        self.tokens, self.tuples = tokens, host.calls.tuples
+        # In a tuple, so that it is not registered: the host's own blocks, for those who look at one.
+        self.container = (host.container,)
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (self.tokens,) if self.tuples else self.tokens
+
+    def __iter__(self) -> Iterator["_Given"]:
+        yield self
+
+    def __len__(self) -> int:
+        return len(list(self.container[0].children()))
+
+    def __getitem__(self, which: int | slice) -> Any:
+        return [self] if isinstance(which, slice) else list(self.container[0].children())[which]

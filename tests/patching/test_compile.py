@@ -1,0 +1,112 @@
+"""Merged models compiled, exported and wrapped for several devices."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compiling import ADAPTIVE, CHOSEN, FIXED
+from hosts.zoo import ZOO, Member
+from torch import nn
+from torch.distributed import destroy_process_group, init_process_group
+from torch.nn.parallel import DistributedDataParallel
+
+import adamerge
+from adamerge.hosts.base import image_entry
+from adamerge.methods import tome
+
+SCRIPT = Path(__file__).with_name("compiling.py")
+
+
+@pytest.fixture(params=[member for member in ZOO if str(member) in CHOSEN], ids=str)
+def member(request) -> Member:
+    request.param.require()
+    return request.param
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.7", reason="torch 2.6 cannot follow dataclasses.replace and breaks the graph"
+)
+def test_fixed_budgets_compile_to_one_graph_and_adaptive_ones_in_pieces():
+    """How many tokens an image keeps is known only when it runs: with an adaptive budget every layer ends a graph.
+
+    `fullgraph` raises on the first break.  In a new interpreter, because the checker of types does not compile.
+    """
+    paths = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) > 6 and max(found.values()) < 1e-5
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("recipe", FIXED.values(), ids=FIXED)
+def test_a_fixed_budget_can_be_exported_for_any_number_of_images(member, recipe):
+    class Seeing(nn.Module):
+        def __init__(self, model: Any):
+            super().__init__()
+            self.model = model
+
+        def forward(self, images):
+            return member.see(self.model, images)
+
+    model, images = Seeing(adamerge.apply(member.build(), recipe)).eval(), member.images()
+    with torch.no_grad():
+        free = {"images": {0: torch.export.Dim("batch", min=2, max=64)}}
+        program = torch.export.export(model, (images,), dynamic_shapes=free, strict=False)
+        for some in (images, images[:3]):
+            torch.testing.assert_close(program.module()(some), model(some), atol=1e-5, rtol=1e-5)
+
+
+def test_data_parallel_runs_a_merged_model(member):
+    model, images = adamerge.apply(member.build(), tome(3)), member.images()
+    wrapped = nn.DataParallel(image_entry(model))
+    with torch.no_grad():
+        wrapped(images)
+    assert adamerge.trace(model).merged.tolist() == [9] * 4
+
+
+@pytest.mark.parametrize("recipe", [tome(3), ADAPTIVE], ids=["fixed", "adaptive"])
+def test_a_replica_runs_on_its_own_parameters(member, recipe, monkeypatch):
+    """What DataParallel makes for each device, here of copies on the CPU: the originals may be anything meanwhile."""
+    parallel = importlib.import_module("torch.nn.parallel.replicate")
+    monkeypatch.setattr(parallel, "_get_device_index", lambda device, _: device)
+    monkeypatch.setattr(
+        parallel,
+        "_broadcast_coalesced_reshape",
+        lambda tensors, devices, detach=False: [[tensor.clone() for tensor in tensors] for _ in devices],
+    )
+    model, images = member.build(), member.images()
+    adamerge.apply(model, recipe)
+    with torch.no_grad():
+        expected = member.see(model, images)
+        first, second = parallel.replicate(model, [0, 1], detach=True)
+        for parameter in model.parameters():
+            nn.init.zeros_(parameter)
+        for replica in (first, second):
+            torch.testing.assert_close(member.see(replica, images), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")  # gloo on a machine with odd host names
+def test_distributed_data_parallel_trains_a_merged_model(tmp_path):
+    """One process is enough to see that the gradients of shared registries are reduced."""
+    init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for name in ("timm/ViT", "transformers/ViT"):
+            (member,) = [member for member in ZOO if str(member) == name]
+            member.require()
+            model, images = adamerge.apply(member.build(), tome(3)), member.images()
+            wrapped: Any = DistributedDataParallel(model)
+            out = wrapped(images)
+            out = getattr(out, "logits", out)
+            out.square().sum().backward()
+            assert all(parameter.grad is not None for parameter in model.parameters())
+    finally:
+        destroy_process_group()

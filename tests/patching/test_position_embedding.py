@@ -1,0 +1,106 @@
+"""timm's class tokens and positions come to the patches by a kernel where kernels run, and by the host elsewhere."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from hosts.families import FAMILIES, build, pictures
+from timm.models.vision_transformer import VisionTransformer
+
+import adamerge
+from adamerge.methods import none, tome
+from adamerge.patching import position_embedding as positions
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_kernel_gives_what_the_host_gives(family, monkeypatch):
+    model, images = build(family), pictures(3)
+    with torch.inference_mode():
+        x = model.patch_embed(images).contiguous()
+        expected = model._pos_embed(x)
+        adamerge.apply(model, tome(2))
+        asked = []
+
+        def pays(host, tokens):
+            asked.append(positions.positions_match(host, tokens))
+            return asked[-1]
+
+        monkeypatch.setattr(positions, "kernel_pays", pays)
+        assert torch.equal(model._pos_embed(x), expected)
+    assert asked == ([] if family == "deit_distilled" else [True]), "a variant with a way of its own is left alone"
+
+
+def test_images_of_any_size_are_left_to_the_host(monkeypatch):
+    model = build("vit", dynamic_img_size=True)
+    adamerge.apply(model, tome(2))
+    monkeypatch.setattr(positions, "half_precision_inference", lambda *_: True)
+    with torch.inference_mode():
+        assert model(torch.randn(2, 3, 80, 64)).shape == (2, 10)
+        assert not positions.kernel_pays(model, model.patch_embed(pictures(1)))
+
+
+def test_positions_of_another_size_are_the_hosts_to_refuse(monkeypatch):
+    model: Any = adamerge.apply(build("vit"), tome(2))
+    x = model.patch_embed(pictures(1)).contiguous()
+    monkeypatch.setattr(positions, "half_precision_inference", lambda *_: True)
+    assert positions.kernel_pays(model, x)
+    assert not positions.kernel_pays(model, x[:, 1:])
+    assert not positions.kernel_pays(model, x.transpose(1, 2).contiguous().transpose(1, 2))
+    model.pos_embed = None
+    assert not positions.kernel_pays(model, x)
+
+
+def test_dropout_is_the_hosts(monkeypatch):
+    model = build("vit", pos_drop_rate=1.0)
+    adamerge.apply(model, tome(2))
+    monkeypatch.setattr(positions, "half_precision_inference", lambda *_: True)
+    model.train()
+    with torch.no_grad():
+        x = model.patch_embed(pictures(1)).contiguous()
+        assert positions.kernel_pays(model, x)
+        assert not model._pos_embed(x).any()
+
+
+def test_a_processor_gradients_and_single_precision_take_the_hosts_way():
+    model: Any = adamerge.apply(build("vit"), tome(2))
+    x = model.patch_embed(pictures(1)).contiguous()
+    assert not positions.kernel_pays(model, x)
+    with torch.inference_mode():
+        assert not positions.kernel_pays(model, x)
+
+
+def test_where_the_kernel_cannot_run_the_host_does_and_kernels_are_not_tried_again(monkeypatch):
+    errors = pytest.importorskip("triton.runtime.errors")
+    model: Any = build("vit")
+    calls = []
+
+    def refuses(*_):
+        calls.append(1)
+        raise errors.OutOfResources(3, 2, "registers")
+
+    with torch.inference_mode():
+        x = model.patch_embed(pictures(2)).contiguous()
+        expected = model._pos_embed(x)
+        adamerge.apply(model, tome(2))
+        monkeypatch.setattr(positions, "half_precision_inference", lambda *_: True)
+        monkeypatch.setattr("adamerge.runtime.triton.kernels.embed.embed", refuses)
+        with pytest.warns(UserWarning, match="a kernel does not run on this device .*registers.*; the reference runs"):
+            assert torch.equal(model._pos_embed(x), expected)
+        assert torch.equal(model._pos_embed(x), expected) and len(calls) == 1
+
+
+def test_nothing_of_it_stays_behind():
+    model = build("vit")
+    adamerge.apply(model, tome(2))
+    assert type(model) is not VisionTransformer and isinstance(model, VisionTransformer)
+    assert repr(model).startswith("VisionTransformer(")
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copied) is type(model)
+    adamerge.remove(model)
+    assert type(model) is VisionTransformer
+    assert type(adamerge.apply(model, tome(2), "reference")) is VisionTransformer
+    assert type(adamerge.apply(model, none())) is VisionTransformer

@@ -1,0 +1,82 @@
+"""A plain block by oneDNN's products gives the host's numbers; any other block runs its own layers."""
+
+from typing import Any
+
+import pytest
+import torch
+from hosts.families import RECIPES, build, pictures
+from torch import nn
+
+import adamerge
+from adamerge.patching.apply import stack_of
+from adamerge.runtime.packed import onednn
+from adamerge.runtime.packed.layout import round_up_rows
+from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
+
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+FLOAT32 = torch.zeros(1)
+
+
+def views(model: nn.Module):
+    return stack_of(adamerge.apply(model, RECIPES["tome"](model, pictures(1)), "packed")).switch.views
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 197])
+@pytest.mark.parametrize("family", ["vit", "deit3"])
+def test_the_host_s_numbers(family, rows):
+    view = views(build(family))[0]
+    quick = with_onednn(view, FLOAT32)
+    x = torch.randn(rows, view.shape.dim, generator=torch.Generator().manual_seed(rows))
+    with torch.inference_mode():
+        for ours, theirs in zip(quick.qkv(x), view.qkv(x), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        attended = x.unflatten(1, (view.shape.heads, view.shape.key_dim))
+        torch.testing.assert_close(quick.project(attended), view.project(attended))
+        torch.testing.assert_close(quick.mlp(x), view.mlp(x))
+    assert isinstance(quick, OneDnnView) and view.mlp(x).std() > 0.1
+    assert (quick.scale, quick.fused, quick.dropout) == (view.scale, view.fused, view.dropout)
+
+
+def test_a_pass_takes_them(monkeypatch):
+    model, images, seen = build("vit"), pictures(6), []
+    product = onednn._product
+    monkeypatch.setattr(onednn, "_product", lambda x, *rest, **how: seen.append(len(x)) or product(x, *rest, **how))
+    with torch.inference_mode():
+        adamerge.apply(model, RECIPES["adaptive"](model, images), "packed")(images)
+    assert len(seen) == 4 * len(model.blocks)
+    # Every product has the rows that are left, and merging leaves fewer.
+    assert seen == sorted(seen, reverse=True) and seen[-1] < seen[0]
+    # Adaptive counts come out new with every batch; products are made for few numbers of rows.
+    assert all(rows == round_up_rows(rows) for rows in seen if rows < seen[0])
+
+
+class Quantised(torch.Tensor):
+    """Acts like a tensor, and is none."""
+
+
+def hooked(model: Any) -> None:
+    model.blocks[0].mlp.register_forward_hook(lambda *_: None)
+
+
+def another_activation(model: Any) -> None:
+    model.blocks[0].mlp.act = nn.GELU(approximate="tanh")
+
+
+def another_tensor(model: Any) -> None:
+    layer = model.blocks[0].attn.qkv
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Quantised))
+
+
+@pytest.mark.parametrize("change", [hooked, another_activation, another_tensor])
+def test_a_block_that_is_not_plain_runs_its_own_layers(change):
+    model = build("vit")
+    first, second, *_ = views(model)
+    change(model)
+    assert with_onednn(first, FLOAT32) is first and isinstance(with_onednn(second, FLOAT32), OneDnnView)
+
+
+def test_other_precisions_and_a_library_that_is_turned_off(monkeypatch):
+    view = views(build("vit"))[0]
+    assert with_onednn(view, FLOAT32.double()) is view and with_onednn(view, FLOAT32.bfloat16()) is view
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    assert with_onednn(view, FLOAT32) is view

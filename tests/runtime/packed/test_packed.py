@@ -1,0 +1,99 @@
+"""The ragged road in plain torch gives the reference's numbers, and its layouts are what they say."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hosts.families import FAMILIES, RECIPES, build, pictures
+from hypothesis import given
+from hypothesis import strategies as some
+
+import adamerge
+from adamerge.core.recipe import Recipe
+from adamerge.methods import ats, dsm, tofu
+from adamerge.presets import protect
+from adamerge.runtime.packed import attention as attend
+from adamerge.runtime.packed.attention import attend_each
+from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, token_index, uniform_layout, unpad
+
+CPU = torch.device("cpu")
+# One that combines tokens in its own way, one that drops them, one that keeps their length, one that asks for places.
+MORE: dict[str, Recipe] = {"tofu": tofu(2), "ats": ats(9), "preset": protect(r=2.5), "dsm": dsm(2.5, 1)}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_plans_same_outputs(family, recipe):
+    model, images = build(family), pictures(4)
+    chosen = RECIPES[recipe](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        found = adamerge.apply(model, chosen, "packed")(images)
+    after = adamerge.trace(model)
+    assert torch.equal(before.r, after.r) and torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(after.layers, before.layers, strict=True):
+        torch.testing.assert_close(ours.redundancy, theirs.redundancy, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("recipe", MORE)
+@pytest.mark.parametrize("family", ["vit", "dinov2_registers"])
+def test_whatever_makes_one_token_of_several_gets_its_rows(family, recipe):
+    model, images, chosen = build(family), pictures(4), MORE[recipe]
+    if recipe == "preset":
+        chosen = chosen.with_stats(adamerge.calibrate(model, images, chosen, progress=False))
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        found = adamerge.apply(model, chosen, "packed")(images)
+    after = adamerge.trace(model)
+    assert before.merged.sum() > 0 and torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+
+
+@given(some.lists(some.integers(1, 70), min_size=1, max_size=4), some.booleans(), some.booleans())
+def test_attention_stays_within_an_image_however_it_is_computed(lengths, biased, products):
+    where, random = ragged_layout([n - 1 for n in lengths], 1, CPU), torch.Generator().manual_seed(sum(lengths))
+    query, key, value = torch.randn(3, round_up_rows(where.total), 3, 8, generator=random, dtype=torch.float64)
+    size = 1 + torch.rand(len(query), generator=random).double() if biased else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attend, "MOST_TOKENS_BY_PRODUCTS", 256 if products else 0)
+        found = attend_each(query, key, value, where, 0.3, size)
+    for begin, end in pairwise(where.offsets.tolist()):
+        q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
+        weights = (0.3 * q @ k.mT).exp() * (1 if size is None else size[begin:end])
+        expected = weights / weights.sum(-1, keepdim=True) @ v
+        torch.testing.assert_close(found[begin:end], expected.transpose(0, 1))
+    assert len(found) == len(query) and not found[where.total :].any()
+
+
+@given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))
+def test_stripping_undoes_padding(counts, prefix):
+    where = replace(ragged_layout(counts, prefix, CPU), prefix=0)
+    rows = torch.arange(2 * where.total).view(-1, 2)
+    assert torch.equal(unpad(pad(rows, where, where.longest, -1), token_index(where)), rows)
+
+
+@given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))
+def test_padding_finds_every_patch_and_no_prefix(counts, prefix):
+    where = ragged_layout(counts, prefix, CPU)
+    assert where.total == sum(counts) + prefix * len(counts) and where.longest == max(counts) + prefix
+    assert where.patches.tolist() == counts and where.uniform == (len(set(counts)) == 1)
+    rows = pad(torch.arange(where.total), where, where.most, -1)
+    for image, count in enumerate(counts):
+        begin = int(where.offsets[image]) + prefix
+        assert rows[image].tolist() == [*range(begin, begin + count), *[-1] * (where.most - count)]
+
+
+def test_there_is_room_for_every_token_and_little_more():
+    found = {total: round_up_rows(total) for total in range(20_000)}
+    assert all(0 <= rows - total <= max(7, total / 50) for total, rows in found.items())
+    # oneDNN keeps 1,024 products ready; a block has four of them.
+    assert len({rows for total, rows in found.items() if total <= 1576}) <= 170
+
+
+def test_even_images_are_a_special_case():
+    assert torch.equal(uniform_layout(3, 5, 1, CPU).offsets, ragged_layout([4, 4, 4], 1, CPU).offsets)

@@ -1,0 +1,228 @@
+"""The road with kernels does what the reference does, on whole models."""
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hosts.families import RECIPES, build, pictures
+from torch import nn
+from triton.runtime.errors import OutOfResources
+
+import adamerge
+from adamerge.core.budget import ZScore
+from adamerge.core.errors import BadStats
+from adamerge.core.match import Tokens
+from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.salience import Uniform
+from adamerge.methods import adamerge as published
+from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome
+from adamerge.patching.apply import stack_of
+from adamerge.presets import protect
+from adamerge.runtime import backend as roads
+from adamerge.runtime.triton import forward as fused
+from adamerge.runtime.triton import gemm_dispatch as arithmetic
+from adamerge.runtime.triton import readback as wait
+from adamerge.runtime.triton.graph_keepalive import collect_used
+from adamerge.runtime.triton.kernels.linear import linear
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def calibrated(model: nn.Module, recipe: Recipe) -> Recipe:
+    return recipe.with_stats(adamerge.calibrate(model, pictures(4), recipe, progress=False))
+
+
+def by_tokens(recipe: Recipe) -> Recipe:
+    return replace(recipe, links=replace(recipe.links, metric=Tokens()))  # pyright: ignore[reportArgumentType]
+
+
+MORE: dict[str, Callable[..., Recipe]] = {
+    "threshold": lambda model, images: calibrated(model, dymu(2.5)),
+    "adaptive at every second block": lambda model, images: calibrated(model, published((5.0, 0.0, 5.0))),
+    "by keys at every second block": lambda model, images: calibrated(
+        model, replace(tome(0), budget=ZScore((5.0, 0.0, 5.0)))
+    ),
+    "delayed": lambda model, images: dsm(2.5, 1),
+    "energy": lambda model, images: pitome(r=2),
+    "pruning": lambda model, images: tofu(2),
+    "keep": lambda model, images: evit(0.6),
+    "random": lambda model, images: random(2),
+    "preset": lambda model, images: calibrated(model, protect(r=2.5)),
+    "preset on tokens": lambda model, images: calibrated(model, by_tokens(protect(r=2.5))),
+    "static preset": lambda model, images: replace(protect(static=True, r=2.5), weight=BySize()),
+    "tokens alone": lambda model, images: replace(by_tokens(protect(0.0, static=True, r=2.0)), salience=Uniform()),
+}
+
+
+def with_kernels(model: nn.Module) -> None:
+    """Take the kernels' road even where there is no device for it: the interpreter stands in."""
+    switch = stack_of(model).switch
+    switch.choose = lambda x, views, training: roads.TritonWithFallback(switch, x, views)
+
+
+@pytest.mark.parametrize("recipe", RECIPES | MORE)
+@pytest.mark.parametrize("family", ["vit", "deit3"])
+def test_same_plans_same_outputs(family, recipe):
+    model, images = build(family).to(DEVICE), pictures(3).to(DEVICE)
+    chosen = (RECIPES | MORE)[recipe](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        found = model(images)
+    after = adamerge.trace(model)
+    assert expected.std() > 0.1
+    assert torch.equal(before.r, after.r) and before.merged.sum() > 0
+    assert torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+    if recipe.endswith("every second block"):
+        assert before.redundancy[:, 1].tolist() == after.redundancy[:, 1].tolist() == [0.0] * len(images)
+
+
+# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("recipe, capturing", [("adaptive", False), ("threshold", True), ("preset on tokens", False)])
+def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturing, monkeypatch):
+    """Interpreted, there are two processors, and these products are large: sums of residuals are made by them."""
+    model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
+    chosen = (RECIPES | MORE)[recipe](model, images)
+    added = []
+    monkeypatch.setattr(arithmetic, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
+    with torch.inference_mode():
+        exact = adamerge.apply(copy.deepcopy(model).double(), chosen, "reference")(images.double())
+        half = adamerge.apply(model.half(), chosen, "reference")(images.half())
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        if capturing:
+            for room in (fused, wait):
+                monkeypatch.setattr(room, "capturing", lambda x: True)
+        found = model(images.half())
+    assert (found - exact).norm() <= 2 * (half - exact).norm()
+    assert DEVICE == "cuda" or any(sum_ is not None for sum_ in added)
+
+
+@pytest.mark.parametrize("family", ["qk_norm", "dinov2", "average_pool", "dinov2_registers", "deit_distilled"])
+def test_blocks_that_are_not_plain_run_their_own_layers(family):
+    model, images = build(family).to(DEVICE), pictures(2).to(DEVICE)
+    chosen = RECIPES["tome"](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hook_on_a_layer_is_called():
+    model, images = build("vit").to(DEVICE), pictures(1).to(DEVICE)
+    seen = []
+    block: Any = model.blocks[1]
+    block.mlp.fc1.register_forward_hook(lambda *_: seen.append(1))
+    adamerge.apply(model, RECIPES["tome"](model, images), "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        model(images)
+    assert seen == [1]
+
+
+def test_intermediate_layers_have_the_hosts_shape():
+    model, images = build("vit").to(DEVICE), pictures(2).to(DEVICE)
+    chosen = RECIPES["tome"](model, images)
+    with torch.inference_mode():
+        adamerge.apply(model, chosen, "reference")
+        expected = model.get_intermediate_layers(images, 2)
+        adamerge.apply(model, chosen, "packed")
+        with_kernels(model)
+        for found, reference in zip(model.get_intermediate_layers(images, 2), expected, strict=True):
+            torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("recipe", [adamerge.methods.adamerge(4.0), dymu(2.0)], ids=["z-score", "threshold"])
+def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(recipe):
+    model = adamerge.apply(build("vit").to(DEVICE), recipe, "packed")
+    with_kernels(model)
+    with torch.inference_mode(), pytest.raises(BadStats, match="adapts to calibrated statistics and has none"):
+        model(pictures(1).to(DEVICE))
+
+
+# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_counts_under_capture_stay_on_the_device(monkeypatch):
+    """Without asking for counts, arrays keep their length and the result is the same."""
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    chosen = RECIPES["adaptive"](model, images)
+    adamerge.apply(model, chosen, "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        expected = model(images)
+        for room in (fused, wait):
+            monkeypatch.setattr(room, "capturing", lambda x: True)
+        torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes(monkeypatch):
+    """A graph goes on reading where a batch of its shape lay, whatever the model does in between."""
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    adamerge.apply(model, RECIPES["tome"](model, images), "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        model(images)
+        with collect_used() as used, monkeypatch.context() as capture:
+            for room in (fused, wait):
+                capture.setattr(room, "capturing", lambda x: True)
+            model(images)
+    (road,) = used
+    offsets = weakref.ref(road._beginning[1].offsets)
+    with torch.inference_mode():
+        model(images[:1])
+    assert offsets() is not road._beginning[1].offsets
+    adamerge.remove(model)
+    del road
+    gc.collect()
+    assert offsets() is not None
+    used.clear()
+    gc.collect()
+    assert offsets() is None
+
+
+@pytest.mark.parametrize("kernel, fails", [("attend", 0), ("attend", 2), ("merge", 1), ("unfold", 0)])
+def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, fails, monkeypatch, unchecked):
+    model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
+    recipe = RECIPES["adaptive"](model, images)
+    own, calls = getattr(fused, kernel), []
+
+    def refuses(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > fails:
+            raise OutOfResources(300_000, 101_376, "shared memory")
+        return own(*args, **kwargs)
+
+    with torch.inference_mode():
+        expected = adamerge.apply(model, recipe, "reference")(images)
+        before = adamerge.trace(model)
+        adamerge.apply(model, recipe, "packed")
+        with_kernels(model)
+        monkeypatch.setattr(fused, kernel, refuses)
+        told = (
+            r"a kernel does not run on this device \(OutOfResources: out of resource: shared memory.*\); the reference"
+        )
+        with pytest.warns(UserWarning, match=told):
+            found = model(images)
+        # On CUDA the reference itself adds in any order.
+        tolerance = 0.0 if DEVICE == "cpu" else 1e-5
+        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+        assert torch.equal(adamerge.trace(model).slots(), before.slots())
+        asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
+        switch = stack_of(model).switch
+        assert switch._obstacle(asked, False) == switch.failed is not None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        switch._say("the next batch has nothing new to say")

@@ -1,0 +1,287 @@
+"""The tuner meets its budget, repeats exactly, goes on where it stopped and finds nothing worse than its start."""
+
+import json
+import re
+
+import pytest
+import torch
+from hosts.families import build, pictures
+
+import adamerge
+from adamerge import presets
+from adamerge.core.budget import Threshold
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.recipe import Recipe
+from adamerge.flops import meter
+from adamerge.patching.apply import stack_of
+from adamerge.search import latency
+from adamerge.search.evaluator import Evaluator, gather_images
+from adamerge.search.schedule import ALL, expected, fit, merges, shape
+from adamerge.search.tuner import study
+
+FINE = {"patch_size": 8, "depth": 4}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("vit", **FINE)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return pictures(12)
+
+
+@pytest.fixture(scope="module")
+def found(model, images):
+    return study(model, images, 0.3, tries=12, progress=False)
+
+
+def cost_of(model, images, recipe) -> float:
+    """The mean true cost, one image at a time."""
+    adamerge.apply(model, recipe)
+    costs = []
+    with torch.no_grad():
+        for image in images:
+            model(image[None])
+            costs.append(adamerge.flops.cost(model).true.item())
+    adamerge.remove(model)
+    return sum(costs) / len(costs)
+
+
+def tuned_on(images):
+    return images[torch.arange(len(images)) % 4 != 3]
+
+
+def test_the_cost_is_met_on_the_images_it_was_tuned_on(model, images, found):
+    full = meter(model).unmerged().true.item()
+    reached = cost_of(model, tuned_on(images), found.recipe)
+    assert reached == pytest.approx(0.7 * full, rel=0.006)
+    assert found.gmacs == pytest.approx(reached / 1e9, rel=1e-3)
+    assert found.images == 9 and found.check_images == 3
+
+
+def test_the_loss_is_the_divergence_of_the_applied_model(model, images, found):
+    """The search sweeps layer by layer; what it promises is what `apply` then does."""
+    with torch.no_grad():
+        full = model(tuned_on(images)).double().log_softmax(1)
+        adamerge.apply(model, found.recipe)
+        merged = model(tuned_on(images)).double().log_softmax(1)
+        adamerge.remove(model)
+    kl = (full.exp() * (full - merged)).sum(1).mean().item()
+    assert found.loss == pytest.approx(kl, rel=1e-3)
+
+
+def test_the_same_seed_gives_the_same_recipe(model, images, found):
+    again = study(model, images, 0.3, tries=12, progress=False)
+    assert again.recipe == found.recipe and again.loss == found.loss
+
+
+def test_tuning_loses_no_more_than_the_preset(model, images, found):
+    bench = Evaluator(model, gather_images(model, tuned_on(images)))
+    untuned = bench.sweep(presets.best(model, tuned_on(images), 0.3), calibrate=False)
+    assert found.loss <= 1.05 * untuned.loss.mean().item()
+
+
+def test_a_stopped_search_goes_on_without_trying_again(model, images, tmp_path, found, monkeypatch):
+    journal = tmp_path / "tried.jsonl"
+    study(model, images, 0.3, tries=5, progress=False, resume=journal)
+    swept: list[object] = []
+    plain = Evaluator.sweep
+    monkeypatch.setattr(Evaluator, "sweep", lambda self, recipe, **k: swept.append(recipe) or plain(self, recipe, **k))
+    known = {line for line in journal.read_text().splitlines()[1:]}
+    finished = study(model, images, 0.3, tries=12, progress=False, resume=journal)
+    assert finished.recipe == found.recipe
+    assert known <= set(journal.read_text().splitlines())
+    # The last two sweeps calibrate the winner and check it.
+    assert len(swept) - 2 == len(journal.read_text().splitlines()) - 1 - len(known)
+
+
+def test_a_journal_of_another_search_is_refused(model, images, tmp_path):
+    journal = tmp_path / "tried.jsonl"
+    study(model, images, 0.3, tries=1, progress=False, resume=journal)
+    with pytest.raises(
+        BadOption, match=r"is the journal of another search: it differs in target; give another file to resume from"
+    ):
+        study(model, images, 0.2, tries=1, progress=False, resume=journal)
+    journal.write_text("not a journal")
+    with pytest.raises(BadOption, match="is not the journal of a search"):
+        study(model, images, 0.3, tries=1, progress=False, resume=journal)
+
+
+def test_out_of_time_the_best_so_far_is_taken(model, images):
+    quick = study(model, images, 0.3, time_limit=0, progress=False)
+    assert quick.tried == 1 and quick.cut == pytest.approx(0.3, abs=0.005)
+
+
+@pytest.mark.parametrize("family", ["average_pool", "average_pool_with_class_token", "map_pool", "dinov2_registers"])
+def test_models_without_class_token_or_with_other_heads_are_tuned(images, family):
+    model = build(family, **FINE)
+    found = study(model, images, 0.3, tries=4, progress=False)
+    assert found.cut == pytest.approx(0.3, abs=0.005)
+    assert found.loss > 0
+
+
+def test_a_backbone_is_tuned_by_its_features(images):
+    model = build("dinov2_registers", num_classes=0, **FINE)
+    bench = Evaluator(model, gather_images(model, images))
+    assert bench.loss == "features" and bench.reads_patches
+    found = study(model, images, 0.3, tries=3, progress=False)
+    assert 0 < found.loss < 1 and found.cut == pytest.approx(0.3, abs=0.005)
+
+
+def test_merging_early_without_sizes_in_the_attention_is_tried(model, images, tmp_path):
+    journal = tmp_path / "tried.jsonl"
+    study(model, images, 0.3, tries=12, progress=False, resume=journal)
+    tried = [json.loads(line)[0] for line in journal.read_text().splitlines()[1:]]
+    early = [recipe for recipe in tried if not recipe["proportional_attention"]]
+    assert early
+    for recipe in early:
+        *rest, _ = recipe["budget"]["r"]
+        assert rest == sorted(rest, reverse=True) and rest[-1] > 0
+
+
+def test_the_last_layer_is_spared_only_where_the_head_reads_it(images):
+    assert not Evaluator(build("vit"), [images]).reads_patches
+    assert Evaluator(build("average_pool"), [images]).reads_patches
+    assert Evaluator(build("average_pool_with_class_token"), [images]).reads_patches
+
+
+def test_a_cost_may_be_given_in_gmacs_or_the_papers_count(model, images):
+    full = meter(model).unmerged()
+    found = study(model, images, gmacs=0.8 * full.true.item() / 1e9, tries=1, progress=False)
+    assert found.cut == pytest.approx(0.2, abs=0.005)
+    paper = study(model, images, 0.2, count="paper", tries=1, progress=False)
+    assert paper.gmacs == pytest.approx(0.8 * full.paper.item() / 1e9, rel=0.005)
+
+
+def test_a_static_recipe_merges_the_same_number_in_every_image(model, images):
+    found = study(model, images, 0.3, static=True, tries=4, progress=False)
+    assert found.cut == pytest.approx(0.3, abs=0.005) and found.check_cut == found.cut
+    assert not found.recipe.ragged and found.recipe.stats is None
+    adamerge.apply(model, found.recipe)
+    with torch.no_grad():
+        model(images)
+    assert len(adamerge.trace(model).counts.unique(dim=0)) == 1
+    adamerge.remove(model)
+    assert not presets.best(model, images, 0.3, static=True).ragged
+
+
+def test_the_model_is_left_as_it_was_found(images):
+    model = adamerge.apply(build("vit", **FINE), adamerge.methods.tome(2)).train()
+    blocks = model.blocks
+    recipe = adamerge.tune(model, images, 0.3, tries=1, progress=False)
+    assert model.blocks is blocks and stack_of(model).recipe == adamerge.methods.tome(2)
+    assert all(module.training for module in model.modules())
+    assert isinstance(recipe, Recipe) and recipe.stats is not None and recipe.stats.images == 9
+
+
+def test_a_recipe_is_one_file_that_apply_takes(model, images, found, tmp_path):
+    path = tmp_path / "recipe.json"
+    found.recipe.save(path)
+    assert Recipe.load(path) == found.recipe
+    assert json.loads(path.read_text())["recipe"]["part"] == "Recipe"
+    adamerge.apply(model, path)
+    assert stack_of(model).recipe == found.recipe
+    adamerge.apply(model, str(path))
+    adamerge.remove(model)
+
+
+def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
+    with pytest.raises(BadOption, match=r"cannot read the recipe .*none\.json: .* Make it with `adamerge tune`"):
+        adamerge.apply(model, tmp_path / "none.json")
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(BadOption, match=r"bad\.json: unknown part None"):
+        Recipe.load(tmp_path / "bad.json")
+
+
+def test_a_latency_out_of_reach_is_refused_with_what_was_measured(model, images, monkeypatch):
+    monkeypatch.setattr(latency, "_ratio", lambda bench, recipe: 1.25)
+    with pytest.raises(
+        BadOption, match=r"a latency ratio of 0\.0001 is out of reach on this device with 9 images at once: 1\.25"
+    ):
+        study(model, images, latency_ratio=0.0001, progress=False)
+
+
+def test_a_latency_within_reach_gives_a_cut(model, images, monkeypatch):
+    """Times are read off the counts here: no test may wait for a clock."""
+    bench = Evaluator(model, gather_images(model, images))
+
+    def pretend(bench: Evaluator, recipe: Recipe) -> float:
+        return bench.sweep(recipe, calibrate=False).macs.mean().item() / bench.full + 0.1
+
+    monkeypatch.setattr(latency, "_ratio", pretend)
+    assert latency.cut_of(bench, 0.75) == pytest.approx(0.35, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (dict(cut=0.3, gmacs=1.0), "give one of cut, gmacs and latency_ratio, to say what it may cost"),
+        (dict(cut=1.5), "cut is the share of the cost to save and must be between 0 and 1; got 1.5"),
+        (dict(gmacs=100.0), "100 GMACs is no saving: the unmerged model costs "),
+        (dict(latency_ratio=2.0), "latency_ratio is a share of the unmerged time and must be between 0 and 1; got 2.0"),
+        (dict(count="half"), "sense must be one of true, paper; got 'half'"),
+        (dict(tries=0), "tries must be a whole number >= 1; got 0"),
+        (dict(time_limit=-1), "time_limit must be >= 0; got -1"),
+        (dict(loss="l2"), "loss must be one of kl, features; got 'l2'"),
+        (dict(cut=0.95), "but merging every second token at each layer still leaves "),
+    ],
+)
+def test_mistakes_are_named(model, images, unchecked, options, text):
+    with pytest.raises(BadOption, match=re.escape(text)):
+        adamerge.tune(model, images, progress=False, **options)
+
+
+def test_too_few_images_are_refused(model, images):
+    with pytest.raises(BadImages, match="tuning needs at least 8 images, a few hundred are good; got 3"):
+        adamerge.tune(model, images[:3])
+    with pytest.raises(BadImages, match="there are no images to tune on"):
+        adamerge.tune(model, [])
+
+
+@pytest.mark.parametrize("cut", [0.01, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_schedule_is_scaled_to_its_cost(model, cut, first):
+    prices, family = meter(model), presets.protect()
+    goal = (1 - cut) * prices.unmerged().true.item()
+    for last in (None, ALL):
+        rates = fit(shape(4, first, 0.5, last), goal, prices, family, "true")
+        assert expected(rates, prices, family, "true") == pytest.approx(goal, rel=1e-6)
+        if cut <= 0.1:
+            assert rates[:first] == (0.0,) * first, "early layers help out only where the others cannot do it"
+
+
+def test_a_schedule_merges_at_most_every_second_token():
+    assert merges((ALL, 0.0, ALL), 100) == (50.0, 0.0, 25.0)
+
+
+def test_the_preset_meets_its_cost_without_a_search(model, images):
+    recipe = presets.best(model, images, 0.3)
+    assert cost_of(model, images, recipe) == pytest.approx(0.7 * meter(model).unmerged().true.item(), rel=0.006)
+    assert isinstance(recipe.budget, Threshold) and isinstance(recipe.budget.r, tuple)
+
+
+def test_the_untuned_preset_diverges_far_less_than_tome_on_the_embedded_model():
+    """The crown, on the one trained model that is always here; docs/frontier.md has the others."""
+    from adamerge.embedded import load, preprocess, scenes
+    from adamerge.methods import METHODS
+    from adamerge.search.solve import solve
+
+    model, images = load(), preprocess(scenes(0, 16, seed=3).images)
+    bench = Evaluator(model, [images])
+    recipe = presets.best(model, images, 0.3)
+    tome = solve(model, images, METHODS["tome"], 0.3).recipe
+    mine, theirs = (bench.sweep(one, calibrate=False) for one in (recipe, tome))
+    assert mine.macs.mean() <= 1.006 * theirs.macs.mean()
+    assert mine.loss.mean() < 0.2 * theirs.loss.mean()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 12, 24, 40])
+def test_presets_spread_their_merges_over_any_depth(depth):
+    for cut in (0.05, 0.2, 0.3, 0.4, 0.5, 0.9):
+        for reads in (True, False):
+            spread = presets.rates(cut, depth, reads)
+            assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
+    firsts = [presets.opening(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
+    assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"

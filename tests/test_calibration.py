@@ -1,0 +1,394 @@
+"""Calibration measures what it says, leaves the model as it found it, and its results know whom they belong to."""
+
+import re
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from hosts.families import DEPTH, FLIPPED, build, pictures
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import adamerge
+from adamerge import calibrate
+from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.errors import BadImages, BadOption, BadStats
+from adamerge.core.recipe import Recipe
+from adamerge.core.stats import LayerStats
+from adamerge.methods import adamerge as published
+from adamerge.methods import tome
+from adamerge.patching.apply import stack_of
+
+NEVER = 1e9
+
+RECIPES = {
+    "published": published(6.0),
+    "flipped": published(7.0, **FLIPPED),
+    "after attention": replace(tome(0), budget=ZScore(6.0), order="kept"),
+    "after attention in ToMe's order": replace(tome(0), budget=ZScore(6.0)),
+}
+
+
+@pytest.fixture
+def model():
+    return build("vit").double()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return pictures(7).double()
+
+
+def redundancy(model: nn.Module, images: Tensor, recipe: Recipe) -> Tensor:
+    """What a recipe sees of every image at every layer, one image at a time."""
+    rows = []
+    with torch.no_grad():
+        for image in images:
+            adamerge.apply(model, recipe)(image[None])
+            rows.append(adamerge.trace(model).redundancy[0])
+    adamerge.remove(model)
+    return torch.stack(rows)
+
+
+def summed_up(values: Tensor) -> LayerStats:
+    """Mean and population standard deviation, by hand."""
+    mean = [sum(column) / len(column) for column in values.T.tolist()]
+    std = [
+        (sum((v - m) ** 2 for v in column) / len(column)) ** 0.5
+        for column, m in zip(values.T.tolist(), mean, strict=True)
+    ]
+    return LayerStats(tuple(mean), tuple(std))
+
+
+def close(a: LayerStats, b: LayerStats, tolerance: float = 1e-9) -> None:
+    assert a.mean == pytest.approx(b.mean, abs=tolerance)
+    assert a.std == pytest.approx(b.std, abs=tolerance)
+
+
+def quietly(model: nn.Module, images, recipe: Recipe | None = None, **options) -> LayerStats:
+    return calibrate(model, images, recipe, progress=False, **options)
+
+
+# --- what is measured ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_each_pass_measures_under_the_statistics_of_the_one_before(model, images, recipe, passes):
+    """D13: pass 1 merges nothing."""
+    expected = summed_up(redundancy(model, images, replace(recipe, budget=Fixed(0))))
+    for _ in range(passes - 1):
+        expected = summed_up(redundancy(model, images, recipe.with_stats(expected)))
+    stats = quietly(model, images, recipe, how="iterative", passes=passes)
+    close(stats, expected)
+    assert (stats.how, stats.passes, stats.images) == ("iterative", passes, 7)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_the_sequential_way_measures_each_layer_behind_the_merges_before_it(model, images, recipe):
+    mean, std = [NEVER] * DEPTH, [1.0] * DEPTH
+    for layer in range(DEPTH):
+        # A mean out of reach merges nothing at the layers that are not measured yet.
+        seen = redundancy(model, images, recipe.with_stats(LayerStats(tuple(mean), tuple(std))))
+        found = summed_up(seen[:, layer : layer + 1])
+        mean[layer], std[layer] = found.mean[0], found.std[0]
+    stats = quietly(model, images, recipe, how="sequential")
+    close(stats, LayerStats(tuple(mean), tuple(std)))
+    assert (stats.how, stats.passes, stats.images) == ("sequential", 1, 7)
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_measuring_again_with_sequential_statistics_gives_the_same_statistics(model, images, recipe):
+    """Self-consistent: nothing to iterate, nothing to oscillate.  The iterative way has no such promise."""
+    stats = quietly(model, images, recipe, how="sequential")
+    close(summed_up(redundancy(model, images, recipe.with_stats(stats))), stats)
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_layers_that_never_merge_do_not_hinder_the_others(model, images, how):
+    """What nobody looks at has the redundancy it has without merging, or behind the merges before it."""
+    r_max = tuple(6.0 * (layer % 2 == 0) for layer in range(DEPTH))
+    recipe = published(r_max)
+    stats = quietly(model, images, recipe, how=how)
+    seen = redundancy(model, images, recipe.with_stats(stats))
+    assert not seen[:, 1::2].any() and seen[:, ::2].all(), "of the tokens that nobody looks at nothing is known"
+    unmerged = summed_up(redundancy(model, images, published(r=0)))
+    assert (stats.mean[1] == pytest.approx(unmerged.mean[1])) == (how == "iterative")
+    if how == "sequential":
+        assert stats.mean[2] == pytest.approx(summed_up(seen).mean[2])
+
+
+def test_the_ways_differ(model, images):
+    first, second = (quietly(model, images, r_max=6.0, passes=p) for p in (1, 2))
+    sequential = quietly(model, images, r_max=6.0, how="sequential")
+    assert first.mean[0] == pytest.approx(second.mean[0]) == pytest.approx(sequential.mean[0])
+    assert first.mean[1] != pytest.approx(second.mean[1], abs=1e-6)
+    assert first.mean[2] != pytest.approx(sequential.mean[2], abs=1e-6)
+
+
+def test_by_default_it_is_two_passes_as_published(model, images):
+    stats = quietly(model, images, r_max=6.0)
+    assert (stats.how, stats.passes) == ("iterative", 2)
+    assert stats == quietly(model, images, published(6.0), how="iterative", passes=2)
+
+
+def test_old_statistics_in_the_recipe_are_not_looked_at(model, images):
+    stale = LayerStats((5.0,), (1.0,))
+    assert quietly(model, images, published(6.0, stale)) == quietly(model, images, published(6.0))
+
+
+def test_the_recipe_is_kept_without_its_statistics(model, images):
+    stats = quietly(model, images, published(6.0, LayerStats((5.0,), (1.0,)), split="alternating"))
+    assert stats.recipe["budget"]["stats"] is None
+    assert stats.recipe["links"]["split"]["part"] == "Alternating"
+
+
+# --- what it is fed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_a_tensor_a_list_pairs_and_a_loader_are_the_same_images(model, images, how):
+    labels = torch.arange(7)
+    expected = quietly(model, images, r_max=6.0, how=how)
+    for feed in (
+        [images[:3], images[3:]],
+        (images[:1], images[1:]),
+        [(images[:5], labels[:5]), (images[5:], labels[5:])],
+        [[images[:4], labels[:4]], [images[4:], labels[4:]]],
+        DataLoader(TensorDataset(images, labels), batch_size=2),
+        DataLoader(images, batch_size=3),  # pyright: ignore[reportArgumentType]
+    ):
+        stats = quietly(model, feed, r_max=6.0, how=how)
+        close(stats, expected)
+        assert stats.images == 7
+
+
+@pytest.mark.parametrize("options", [dict(how="sequential"), dict(passes=1)])
+def test_one_pass_takes_a_generator(model, images, options):
+    close(quietly(model, iter([images]), r_max=6.0, **options), quietly(model, images, r_max=6.0, **options))
+
+
+def test_images_are_brought_into_the_models_precision(model, images):
+    close(quietly(model, images.float(), r_max=6.0), quietly(model, images.float().double(), r_max=6.0))
+    assert quietly(model.bfloat16(), images, r_max=6.0).images == 7
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_broken_image_does_not_spoil_the_statistics(model, images, how, value):
+    broken = torch.cat([images, images[:1]])
+    broken[7, 0, 3, 3] = value
+    stats = quietly(model, broken, r_max=6.0, how=how)
+    close(stats, quietly(model, images, r_max=6.0, how=how))
+    assert stats.images == 7
+
+
+def test_one_image_is_enough(model, images):
+    stats = quietly(model, images[:1], r_max=6.0)
+    assert stats.std == (0.0,) * DEPTH and stats.images == 1
+
+
+# --- how it leaves the model ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_was_found(model, images, how, merged, training):
+    if merged:
+        adamerge.apply(model, tome(2))
+    model.train(training)
+    model.norm.train(not training)
+    blocks, random = model.blocks, torch.get_rng_state()
+    modes = [m.training for m in model.modules()]
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    quietly(model, images, r_max=6.0, how=how)
+    assert model.blocks is blocks
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert not any(m._forward_pre_hooks for m in model.modules())
+    if merged:
+        assert stack_of(model).recipe == tome(2)
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_the_model_is_left_as_it_was_found_when_calibration_fails(model, images, how):
+    adamerge.apply(model, tome(2)).train()
+    blocks = model.blocks
+    with pytest.raises(AssertionError, match="doesn't match model"):
+        quietly(model, [images, images[:, :, :32, :32]], r_max=6.0, how=how)
+    assert model.blocks is blocks and all(m.training for m in model.modules())
+    assert not any(m._forward_pre_hooks for m in model.modules())
+
+
+def test_calibrating_in_training_mode_measures_in_evaluation_mode(images):
+    model = build("vit", drop_path_rate=0.5).double()
+    expected = quietly(model, images, r_max=6.0)
+    assert quietly(model.train(), images, r_max=6.0) == expected
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_without_progress_nothing_is_printed(model, images, how, capfd):
+    quietly(model, images, r_max=6.0, how=how)
+    assert capfd.readouterr() == ("", "")
+    calibrate(model, images, r_max=6.0, how=how)
+    assert "calibrating" in capfd.readouterr().err
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+@pytest.mark.parametrize("nothing", [[], torch.zeros(0, 3, 64, 64)], ids=["list", "tensor"])
+def test_no_images_are_refused(model, how, nothing):
+    with pytest.raises(BadImages, match="there are no images to calibrate on; pass at least one batch"):
+        quietly(model, nothing, r_max=6.0, how=how)
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_only_broken_images_are_refused(model, images, how):
+    with pytest.raises(BadImages, match="every calibration image gives non-finite features; check the preprocessing"):
+        quietly(model, images * float("nan"), r_max=6.0, how=how)
+
+
+def test_a_generator_cannot_be_gone_through_twice(model, images):
+    message = (
+        "2 passes go over the images 2 times, but an iterator can be gone through only once; pass a list or a Data"
+    )
+    with pytest.raises(BadImages, match=message):
+        quietly(model, (batch for batch in [images]), r_max=6.0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.zeros(3, 64, 64),
+        torch.zeros(2, 3, 64, 64, dtype=torch.uint8),
+        [torch.zeros(3, 64, 64)],
+        [(torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2))],
+    ],
+    ids=["one image", "bytes", "list of images", "pairs of bytes"],
+)
+def test_images_of_the_wrong_shape_or_type_are_refused(model, wrong):
+    message = (
+        r"expected image batches as floating-point tensors \(images, channels, height, width\), preprocessed for the "
+        r"model; got torch\.\w+ of shape .*\. Is the batch dimension or the transform missing\?"
+    )
+    with pytest.raises(BadImages, match=message):
+        quietly(model, wrong, r_max=6.0)
+
+
+@pytest.mark.parametrize("wrong", [["a.jpg"], [None], [{"image": 3}], [[]]], ids=repr)
+def test_what_is_no_image_is_refused(model, wrong):
+    with pytest.raises(BadImages, match=r"expected a tensor of images, or an iterable of .*; it gave a \w+"):
+        quietly(model, wrong, r_max=6.0)
+
+
+def test_a_fixed_recipe_is_refused(model, images):
+    with pytest.raises(
+        BadOption, match=r"only adaptive budgets have statistics; this recipe's is Fixed\(r=3.*no calib"
+    ):
+        quietly(model, images, tome(3))
+
+
+@pytest.mark.parametrize("options", [dict(), dict(recipe=published(6.0), r_max=6.0)])
+def test_either_a_recipe_or_r_max_is_needed(model, images, options):
+    with pytest.raises(BadOption, match="give either a recipe or r_max, to say what is calibrated"):
+        quietly(model, images, **options)
+
+
+@pytest.mark.parametrize("passes", [0, -1, True, 1.5])
+def test_passes_must_be_a_whole_number_from_one_up(unchecked, model, images, passes):
+    with pytest.raises(BadOption, match=re.escape(f"passes must be a whole number >= 1; got {passes!r}")):
+        quietly(model, images, r_max=6.0, passes=passes)
+
+
+def test_an_unknown_way_is_refused(unchecked, model, images):
+    with pytest.raises(BadOption, match="how must be one of iterative, sequential; got 'backwards'"):
+        quietly(model, images, r_max=6.0, how="backwards")
+
+
+# --- whom statistics belong to ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stats(model, images) -> LayerStats:
+    return quietly(model, images, r_max=6.0)
+
+
+def test_statistics_are_taken_by_the_model_they_were_made_for(model, images, stats, tmp_path):
+    """Also from a file, in any precision, and never with a warning."""
+    stats.save(tmp_path / "stats.json")
+    loaded = LayerStats.load(tmp_path / "stats.json")
+    assert loaded == stats
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+            adamerge.apply(model.to(dtype), published(6.0, loaded))
+            adamerge.apply(model, Recipe.from_json(published(6.0, stats).to_json()))
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_statistics_of_a_model_in_bfloat16_are_taken_in_single_precision(images, how):
+    model = build("vit")
+    rounded = quietly(build("vit").bfloat16(), images, r_max=6.0, how=how)
+    assert adamerge.apply(model, published(6.0, rounded)) is model
+
+
+def refused(model: nn.Module, stats: LayerStats, message: str) -> None:
+    blocks = model.blocks
+    with pytest.raises(BadStats, match=message):
+        adamerge.apply(model, published(6.0, stats))
+    assert model.blocks is blocks
+
+
+def test_statistics_of_a_model_with_other_weights_are_refused(stats):
+    refused(
+        build("vit", seed=1),
+        stats,
+        "calibrated on a model of the same shape with other weights. Run `adamerge calibrate` on this one",
+    )
+
+
+def test_statistics_of_a_model_that_was_trained_on_are_refused(model, stats):
+    """One block's weights moved are another model."""
+    for parameter in model.blocks[2].parameters():
+        parameter.data += 0.1
+    refused(model, stats, "same shape with other weights")
+
+
+def test_statistics_of_a_deeper_model_are_refused(stats):
+    refused(
+        build("vit", depth=4),
+        stats,
+        "these statistics cover 3 layers, the model has 4; they were calibrated on another model",
+    )
+
+
+def test_statistics_of_another_class_prefix_or_width_are_refused(stats):
+    refused(
+        build("deit_distilled"), stats, "its class is 'VisionTransformer', this model's is 'VisionTransformerDistilled'"
+    )
+    refused(build("average_pool"), stats, "its prefix is 1, this model's is 0")
+    refused(build("vit", embed_dim=32), stats, "another model: its parameters is .*, this model's is ")
+
+
+def test_statistics_by_hand_are_only_checked_for_their_depth(model, images):
+    adamerge.apply(model, published(6.0, LayerStats((0.3,) * DEPTH, (0.1,) * DEPTH)))
+    refused(model, LayerStats((0.3,), (0.1,)), "these statistics cover 1 layers, the model has 3")
+
+
+@pytest.mark.parametrize(
+    "options, name",
+    [(dict(split="alternating"), "links"), (dict(affinity="cosine"), "salience"), (dict(averaging="size"), "weight")],
+)
+def test_statistics_of_another_recipe_are_taken_with_a_warning(model, stats, options, name):
+    with pytest.warns(
+        UserWarning, match=f"these statistics were calibrated for another recipe \\({{'{name}': .* Calibrate"
+    ):
+        adamerge.apply(model, published(6.0, stats, **options))
+    with pytest.warns(UserWarning, match="r_max"):
+        adamerge.apply(model, published(9.0, stats))
