@@ -1,6 +1,5 @@
 """What merging costs and saves on labelled images: accuracy, agreement with the unmerged model, cost, speed."""
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
 from adamerge.patching.stack import install
 from adamerge.runtime.backend import Runtime
+from adamerge.timing import time_call
 
 
 @dataclass(frozen=True)
@@ -110,23 +110,22 @@ def evaluate(
 
 def time_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
     """The logits of a batch, and the seconds they took."""
-    wait = torch.cuda.synchronize if images.is_cuda else (lambda: None)
-    wait()
-    begin = time.perf_counter()
-    logits = model(images)
-    logits = getattr(logits, "logits", logits)  # transformers gives them a name
-    wait()
-    elapsed = time.perf_counter() - begin
+    output, seconds = time_call(lambda: model(images), images.device)
+    logits = getattr(output, "logits", output)  # transformers returns an object with this field
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UnsupportedModel(f"evaluation needs a classifier that gives (images, classes) logits; got {shape}")
-    return logits, elapsed
+    return logits, seconds
 
 
 def judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Top-1, top-5, the unmerged model's top-1, agreement and KL(full || merged) of each image."""
-    log_full, log_merged = full.double().log_softmax(1), merged.double().log_softmax(1)
-    kl = (log_full.exp() * (log_full - log_merged)).sum(1)
+    kl = kl_divergence(full.double().log_softmax(1), merged.double().log_softmax(1))
     best = merged.topk(min(5, merged.shape[1]), dim=1).indices
     choice, full_choice = merged.argmax(1), full.argmax(1)
     return choice == labels, (best == labels[:, None]).any(1), full_choice == labels, choice == full_choice, kl
+
+
+def kl_divergence(full: Float[Tensor, "n c"], merged: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
+    """KL(full || merged) of each image, from log-probabilities; pass them as float64."""
+    return (full.exp() * (full - merged)).sum(1)

@@ -19,6 +19,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import summarise
 from adamerge.core.types import PerToken
 from adamerge.data.batches import Images, batches
+from adamerge.evaluation import kl_divergence
 from adamerge.flops import meter
 from adamerge.hosts.base import Host, find_host
 from adamerge.methods import none
@@ -212,7 +213,7 @@ def _kind(loss: Loss | None, output: Any, logits: bool) -> Loss:
 def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b k"]:
     """KL(full || merged) of class probabilities, or the cosines of the pooled output and of the patches, their mean."""
     if len(full) == 1:
-        return (full[0].exp() * (full[0] - merged[0])).sum(1, keepdim=True)
+        return kl_divergence(full[0], merged[0])[:, None]
     pooled = cosine_similarity(full[0].double(), merged[0].double(), dim=1)
     return torch.stack([pooled, cosine_similarity(full[1].double(), merged[1].double(), dim=2).mean(1)], 1)
 

@@ -1,7 +1,6 @@
 """The cut that makes a model as fast as asked, measured on the device it is on."""
 
 import statistics
-import time
 
 import torch
 
@@ -12,6 +11,7 @@ from adamerge.patching.apply import apply, temporarily_patched
 from adamerge.patching.stack import install
 from adamerge.search.evaluator import Evaluator
 from adamerge.search.solve import Target
+from adamerge.timing import time_call
 
 REPEATS = 7
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
@@ -59,17 +59,8 @@ def _ratio(bench: Evaluator, recipe: Recipe) -> float:
     with temporarily_patched(model), torch.inference_mode():
         for _ in range(REPEATS):
             install(bench.host, bench.host.container)
-            times[0].append(_seconds(entry, batch))
+            times[0].append(time_call(lambda: entry(batch), batch.device)[1])
             apply(model, recipe)
-            times[1].append(_seconds(entry, batch))
+            times[1].append(time_call(lambda: entry(batch), batch.device)[1])
     # The first of each warms up.
     return statistics.median(times[1][1:]) / statistics.median(times[0][1:])
-
-
-def _seconds(model: torch.nn.Module, batch: torch.Tensor) -> float:
-    wait = torch.cuda.synchronize if batch.is_cuda else (lambda: None)
-    wait()
-    begin = time.perf_counter()
-    model(batch)
-    wait()
-    return time.perf_counter() - begin

@@ -1,6 +1,5 @@
 """Tuning: the recipe that changes a model's output least at a wanted cost, found on unlabelled images."""
 
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from adamerge.core.budget import check_number
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
+from adamerge.digest import digest_tensors
 from adamerge.presets import families, opening, rates
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.journal import Journal
@@ -236,12 +236,9 @@ def _early(best: Trial) -> Iterator[tuple[Recipe, Rates]]:
 
 def _task(bench: Evaluator, target: Target, seed: int, count: str, static: bool) -> dict[str, Any]:
     """What tells one search from another."""
-    digest = hashlib.sha256()
-    for batch in bench.images:
-        digest.update(batch.flatten()[:: max(1, batch.numel() // 4096)].double().cpu().numpy().tobytes())
     return {
         "model": bench.host.fingerprint(),
-        "images": digest.hexdigest(),
+        "images": digest_tensors(bench.images),
         "target": str(target),
         "count": count,
         "loss": bench.loss,

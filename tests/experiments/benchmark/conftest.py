@@ -4,19 +4,16 @@ import pytest
 from clocks import Clock
 from hosts.families import build
 
-from adamerge.experiments.benchmark import (
-    MERGED,
-    UNMERGED,
-    timing,
-)
-from adamerge.runtime import profiling as stages
+from adamerge import timing
+from adamerge.experiments.benchmark import MERGED, UNMERGED
+from adamerge.runtime import profiling
 
 
 @pytest.fixture
 def clock(monkeypatch) -> Clock:
     """Unmerged, eager takes 20 ms and compiled 10; merged, 8 ms."""
     clock = Clock()
-    for room in (timing, stages):
+    for room in (timing, profiling):
         monkeypatch.setattr(room, "time", clock)
     monkeypatch.setitem(UNMERGED, "eager", clock.way("eager", 20.0))
     monkeypatch.setitem(UNMERGED, "compiled", clock.way("compiled", 10.0))

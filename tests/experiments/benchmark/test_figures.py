@@ -138,7 +138,7 @@ def test_the_stages_of_a_graph_are_told_by_its_kernels():
 
 
 def test_every_kernel_with_a_stage_of_its_own_is_known():
-    folder = Path(stages.__file__).parent / "kernels"
+    folder = Path(stages.__file__).parent / "triton" / "kernels"
     text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     launched = set(re.findall(r"(_[a-z_]+)\[\(", text))
     assert set(stages.KERNELS) == launched - {"_linear", "_linear_described", "_embed"}

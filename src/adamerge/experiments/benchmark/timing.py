@@ -1,7 +1,6 @@
 """Time in turns: contenders run one after the other, round after round, so that a slow minute is slow for all."""
 
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from adamerge.experiments.benchmark.contenders import describe
 from adamerge.runtime.profiling import KERNELS
+from adamerge.timing import time_call
 
 # A span between two readings of the clock lasts at least this long, so that reading it costs nothing.
 SPAN_MS = 30.0
@@ -85,10 +85,12 @@ def time_calls(call: Callable[[int], Any], turn: int, inner: int, device: torch.
         end.record()
         end.synchronize()
         return begin.elapsed_time(end) / inner
-    start = time.perf_counter()
-    for _ in range(inner):
-        call(turn)
-    return 1e3 * (time.perf_counter() - start) / inner
+
+    def repeat() -> None:
+        for _ in range(inner):
+            call(turn)
+
+    return 1e3 * time_call(repeat, device)[1] / inner
 
 
 def watch_memory(call: Callable[[], Any], device: torch.device) -> tuple[Any, float | None, float | None]:
