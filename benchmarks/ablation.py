@@ -20,9 +20,10 @@ from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import Average, BySalienceAndSize, BySize, Recipe
 from adamerge.core.salience import AttentionShare, Uniform
 from adamerge.experiments.benchmark import folder_images
-from adamerge.presets import STRENGTH, protect, rates, scaled
 from adamerge.search.evaluator import Evaluator
-from adamerge.search.solve import Target
+from adamerge.search.families import STRENGTH, protect, rates
+from adamerge.search.scaling import scale_to_target
+from adamerge.search.target import Target
 
 NAME = "ablation-frontier"
 CUTS = (0.3, 0.5)
@@ -84,7 +85,7 @@ def main() -> None:
             for what, (recipe, kept) in variants().items():
                 if (what, name, cut) in known:
                     continue
-                calibrated = bench.sweep(scaled(bench, recipe, spread, Target(cut=cut)).recipe).recipe
+                calibrated = bench.sweep(scale_to_target(bench, recipe, spread, Target(cut=cut)).recipe).recipe
                 found = judge.sweep(calibrated, calibrate=False)
                 loss, error = found.loss.mean().item(), found.loss.std().item() / judge.number**0.5
                 row = {"loss": loss, "standard_error": error, "cut_true": 1 - found.macs.mean().item() / bench.full}

@@ -28,11 +28,11 @@ from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.bootstrap import intervals, paired
 from adamerge.experiments.versions import versions
 from adamerge.methods import METHODS
-from adamerge.presets import scaled, settle
 from adamerge.search.evaluator import AT_ONCE, AT_ONCE_ELSEWHERE, Evaluator, SweepResult
-from adamerge.search.journal import Journal
-from adamerge.search.solve import Target
-from adamerge.search.tuner import seek, split
+from adamerge.search.local_search import SearchLimits, search_candidates
+from adamerge.search.scaling import preset_at, scale_to_target
+from adamerge.search.target import Target
+from adamerge.search.tuner import hold_out
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
@@ -127,7 +127,7 @@ class Frontier:
         judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
         size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
         # Rivals choose and calibrate on the very images that are searched on.
-        self.bench = Evaluator(model, split(list(tune.split(size)))[0])
+        self.bench = Evaluator(model, hold_out(list(tune.split(size)))[0])
         self.one = Evaluator(model, [tune[:1]])
         self.judges = Evaluator(model, list(judge.split(size)))
         # A backbone has no classes; its accuracies are 0 and mean nothing.
@@ -191,16 +191,15 @@ class Frontier:
     def tuned(self, target: Target) -> Callable[[Target], Found]:
         """The tuned recipe; where one was found at another cut, the search starts from it."""
         begin, swept = time.monotonic(), self.bench.sweeps
-        tries = self.arguments.tries // (2 if self.starts else 1)
-        options: dict[str, Any] = {"seed": self.arguments.seed, "until": torch.inf, "progress": False}
-        trial, tried = seek(self.bench, target, Journal(None, {}), tries=tries, starts=self.starts, **options)
+        limits = SearchLimits(self.arguments.tries // (2 if self.starts else 1), seed=self.arguments.seed)
+        trial, tried = search_candidates(self.bench, target, limits, starts=self.starts)
         if not self.starts:
             self.starts = ((trial.family, trial.rates),)
         spent, passes = time.monotonic() - begin, self.bench.sweeps - swept
         shown = {"tried": tried, "family": to_json(trial.family), "rates": [round(rate, 4) for rate in trial.rates]}
 
         def make(target: Target) -> Found:
-            outcome = self.bench.sweep(scaled(self.bench, trial.family, trial.rates, target).recipe)
+            outcome = self.bench.sweep(scale_to_target(self.bench, trial.family, trial.rates, target).recipe)
             if self.arguments.recipes is not None:
                 outcome.recipe.save(
                     self.arguments.recipes / f"{self.arguments.model}-{100 * self.cut(target):.0f}.json"
@@ -211,7 +210,7 @@ class Frontier:
 
     def preset(self, target: Target) -> Found:
         """The preset, which nobody tuned."""
-        outcome = self.bench.sweep(settle(self.bench, target), calibrate=False)
+        outcome = self.bench.sweep(preset_at(self.bench, target), calibrate=False)
         return Found("preset", {}, None, outcome.recipe, *self.figures(outcome), True)
 
     def variant(self, name: str, number: int) -> Callable[[Target], Found | None]:

@@ -29,7 +29,8 @@ from adamerge.experiments.benchmark.contenders import pricing
 from adamerge.flops import Meter, meter
 from adamerge.methods import pitome, tome
 from adamerge.patching.apply import apply
-from adamerge.search.solve import Target, Variant
+from adamerge.search.target import Target
+from adamerge.search.variants import Variant
 
 # What official PiToMe uses for ViT; ours is told the same.
 MARGIN = 0.75

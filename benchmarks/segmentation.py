@@ -37,11 +37,12 @@ from adamerge.flops import meter
 from adamerge.hosts.base import find_host
 from adamerge.methods import METHODS
 from adamerge.patching.stack import installed
-from adamerge.presets import scaled, settle
 from adamerge.search.evaluator import Evaluator, gather_images
-from adamerge.search.journal import Journal
-from adamerge.search.solve import Target, find_variant, solve
-from adamerge.search.tuner import seek
+from adamerge.search.local_search import SearchLimits, search_candidates
+from adamerge.search.scaling import preset_at, scale_to_target
+from adamerge.search.solve import solve
+from adamerge.search.target import Target
+from adamerge.search.variants import find_variant
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "segmentation.csv"
@@ -183,7 +184,7 @@ class Field:
     def maker(self, label: str, cut: float) -> Callable[[float], Recipe]:
         """What makes a competitor's recipe for a cut."""
         if label == "preset":
-            return lambda asked: settle(self.bench, Target(cut=asked))
+            return lambda asked: preset_at(self.bench, Target(cut=asked))
         if label == "tuned":
             return self.tuned(cut)
         variant = find_variant(label)
@@ -193,14 +194,13 @@ class Field:
 
     def tuned(self, cut: float) -> Callable[[float], Recipe]:
         """A search on the calibration images, which starts where the one at another cut ended."""
-        tries = self.tries // (2 if self.starts else 1)
-        options: dict[str, Any] = {"seed": 0, "until": torch.inf, "progress": False, "starts": self.starts}
-        trial, _ = seek(self.bench, Target(cut=cut), Journal(None, {}), tries=tries, **options)
+        limits = SearchLimits(self.tries // (2 if self.starts else 1))
+        trial, _ = search_candidates(self.bench, Target(cut=cut), limits, starts=self.starts)
         self.starts = ((trial.family, trial.rates),)
         print(f"tuned at {cut:.0%}: loss {trial.loss:.4g}, {trial.family}", flush=True)
 
         def make(asked: float) -> Recipe:
-            found = scaled(self.bench, trial.family, trial.rates, Target(cut=asked)).recipe
+            found = scale_to_target(self.bench, trial.family, trial.rates, Target(cut=asked)).recipe
             return self.bench.sweep(found).recipe
 
         return make

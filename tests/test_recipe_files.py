@@ -12,7 +12,7 @@ from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
 from adamerge.methods import METHODS, tome
 from adamerge.methods import adamerge as published
-from adamerge.search.solve import make
+from adamerge.search.solve import make_recipe
 
 STATS = adamerge.LayerStats((0.3, 0.2, 0.1), (0.1, 0.2, 0.3), images=5)
 
@@ -32,7 +32,7 @@ def test_a_recipe_comes_back_with_its_statistics(tmp_path):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_methods_recipe_comes_back(name, tmp_path):
     method = METHODS[name]
-    recipe = make(method, {} if method.knob is None else {method.knob: method.gentle})
+    recipe = make_recipe(method, {} if method.knob is None else {method.knob: method.gentle})
     adamerge.save_recipe(recipe, tmp_path)
     assert adamerge.load_recipe(tmp_path) == recipe
 

@@ -51,7 +51,7 @@ def test_compare_takes_recipe_files(recipe, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["tune", "--cut", "0.3", "--gmacs", "1"], "give one of --cut, --gmacs and --latency-ratio"),
+        (["tune", "--cut", "0.3", "--gmacs", "1"], "give one of cut, gmacs and latency_ratio, to say what it may cost"),
         (["tune", "--cut", "1.5"], "cut is the share of the cost to save and must be between 0 and 1; got 1.5"),
         (["tune", "--gmacs", "-1"], "gmacs is a cost and must be above 0; got -1.0"),
         (["tune", "--images", "4"], "tuning needs at least 8 images, a few hundred are good; got 4"),

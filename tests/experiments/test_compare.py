@@ -21,7 +21,9 @@ from adamerge.evaluation import evaluate
 from adamerge.experiments.bootstrap import Row, headings, paired, texts, to_markdown
 from adamerge.experiments.compare import compare
 from adamerge.methods import METHODS, tome
-from adamerge.search.solve import VARIANTS, Target, Variant, solve
+from adamerge.search.solve import solve
+from adamerge.search.target import Target
+from adamerge.search.variants import VARIANTS, Variant
 
 METHODS_HERE = {"tome": Variant("tome"), "evit": Variant("evit"), "adaptive": Variant("adamerge")}
 BUDGETS = (0.2, Target(gmacs=0.006))

@@ -12,7 +12,9 @@ from adamerge.core.errors import BadImages, BadOption
 from adamerge.flops import meter
 from adamerge.methods import METHODS, tome
 from adamerge.patching.apply import stack_of
-from adamerge.search.solve import VARIANTS, Gauge, Target, find_variant, make, solve
+from adamerge.search.solve import KnobCosts, make_recipe, solve
+from adamerge.search.target import Target
+from adamerge.search.variants import VARIANTS, find_variant
 
 # With 256 tokens one token more or less is a small step; the delay leaves a shallow model something to merge in.
 OPTIONS = {"dsm": {"delay": 1}}
@@ -58,10 +60,10 @@ def test_every_method_meets_its_target(model, images, name, sense):
 def test_the_cost_falls_from_gentle_to_strong(model, images, name):
     """Statistics move a little when the knob does, hence the slack for adaptive methods."""
     method = METHODS[name]
-    gauge = Gauge(model, images, method, "true", OPTIONS.get(name, {}), None)
+    costs_at = KnobCosts(model, images, method, "true", OPTIONS.get(name, {}), None)
     with torch.no_grad():
         steps = [method.gentle + share * (method.strong - method.gentle) for share in (0, 0.05, 0.1, 0.2, 0.5, 1)]
-        costs = [gauge.read(step).macs for step in steps]
+        costs = [costs_at.measure(step).macs for step in steps]
     adamerge.remove(model)
     slack = 1.01 if name in ("adamerge", "dymu", "ats") else 1.0
     assert all(later <= slack * before for before, later in pairwise(costs))
@@ -162,5 +164,7 @@ def test_the_variants_cover_every_method_and_no_two_are_the_same():
     seen = []
     for variant in VARIANTS.values():
         method = METHODS[variant.method]
-        seen.append((make(method, {**variant.options, str(method.knob): method.gentle}), variant.method, variant.how))
+        seen.append(
+            (make_recipe(method, {**variant.options, str(method.knob): method.gentle}), variant.method, variant.how)
+        )
     assert all(one != other for one, other in combinations(seen, 2))

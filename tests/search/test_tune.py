@@ -16,10 +16,17 @@ from adamerge.flops import meter
 from adamerge.patching.apply import stack_of
 from adamerge.search import latency
 from adamerge.search.evaluator import Evaluator, gather_images
-from adamerge.search.schedule import ALL, expected, fit, merges, shape
-from adamerge.search.tuner import study
+from adamerge.search.families import first_layer_and_slope
+from adamerge.search.options import TuningOptions
+from adamerge.search.schedule import MERGE_ALL, expected_macs, linear_rates, merged_per_layer, scale_rates
+from adamerge.search.tuner import TuningReport, tune_with_report
 
 FINE = {"patch_size": 8, "depth": 4}
+
+
+def report(model, images, cut: float | None = None, **options) -> TuningReport:
+    """What tuning found, without a progress bar."""
+    return tune_with_report(model, images, TuningOptions(cut=cut, progress=False, **options))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,7 @@ def images():
 
 @pytest.fixture(scope="module")
 def found(model, images):
-    return study(model, images, 0.3, tries=12, progress=False)
+    return report(model, images, 0.3, tries=12)
 
 
 def cost_of(model, images, recipe) -> float:
@@ -73,7 +80,7 @@ def test_the_loss_is_the_divergence_of_the_applied_model(model, images, found):
 
 
 def test_the_same_seed_gives_the_same_recipe(model, images, found):
-    again = study(model, images, 0.3, tries=12, progress=False)
+    again = report(model, images, 0.3, tries=12)
     assert again.recipe == found.recipe and again.loss == found.loss
 
 
@@ -85,12 +92,12 @@ def test_tuning_loses_no_more_than_the_preset(model, images, found):
 
 def test_a_stopped_search_goes_on_without_trying_again(model, images, tmp_path, found, monkeypatch):
     journal = tmp_path / "tried.jsonl"
-    study(model, images, 0.3, tries=5, progress=False, resume=journal)
+    report(model, images, 0.3, tries=5, resume=journal)
     swept: list[object] = []
     plain = Evaluator.sweep
     monkeypatch.setattr(Evaluator, "sweep", lambda self, recipe, **k: swept.append(recipe) or plain(self, recipe, **k))
     known = {line for line in journal.read_text().splitlines()[1:]}
-    finished = study(model, images, 0.3, tries=12, progress=False, resume=journal)
+    finished = report(model, images, 0.3, tries=12, resume=journal)
     assert finished.recipe == found.recipe
     assert known <= set(journal.read_text().splitlines())
     # The last two sweeps calibrate the winner and check it.
@@ -99,25 +106,25 @@ def test_a_stopped_search_goes_on_without_trying_again(model, images, tmp_path, 
 
 def test_a_journal_of_another_search_is_refused(model, images, tmp_path):
     journal = tmp_path / "tried.jsonl"
-    study(model, images, 0.3, tries=1, progress=False, resume=journal)
+    report(model, images, 0.3, tries=1, resume=journal)
     with pytest.raises(
         BadOption, match=r"is the journal of another search: it differs in target; give another file to resume from"
     ):
-        study(model, images, 0.2, tries=1, progress=False, resume=journal)
+        report(model, images, 0.2, tries=1, resume=journal)
     journal.write_text("not a journal")
     with pytest.raises(BadOption, match="is not the journal of a search"):
-        study(model, images, 0.3, tries=1, progress=False, resume=journal)
+        report(model, images, 0.3, tries=1, resume=journal)
 
 
 def test_out_of_time_the_best_so_far_is_taken(model, images):
-    quick = study(model, images, 0.3, time_limit=0, progress=False)
+    quick = report(model, images, 0.3, time_limit=0)
     assert quick.tried == 1 and quick.cut == pytest.approx(0.3, abs=0.005)
 
 
 @pytest.mark.parametrize("family", ["average_pool", "average_pool_with_class_token", "map_pool", "dinov2_registers"])
 def test_models_without_class_token_or_with_other_heads_are_tuned(images, family):
     model = build(family, **FINE)
-    found = study(model, images, 0.3, tries=4, progress=False)
+    found = report(model, images, 0.3, tries=4)
     assert found.cut == pytest.approx(0.3, abs=0.005)
     assert found.loss > 0
 
@@ -126,13 +133,13 @@ def test_a_backbone_is_tuned_by_its_features(images):
     model = build("dinov2_registers", num_classes=0, **FINE)
     bench = Evaluator(model, gather_images(model, images))
     assert bench.loss == "features" and bench.reads_patches
-    found = study(model, images, 0.3, tries=3, progress=False)
+    found = report(model, images, 0.3, tries=3)
     assert 0 < found.loss < 1 and found.cut == pytest.approx(0.3, abs=0.005)
 
 
 def test_merging_early_without_sizes_in_the_attention_is_tried(model, images, tmp_path):
     journal = tmp_path / "tried.jsonl"
-    study(model, images, 0.3, tries=12, progress=False, resume=journal)
+    report(model, images, 0.3, tries=12, resume=journal)
     tried = [json.loads(line)[0] for line in journal.read_text().splitlines()[1:]]
     early = [recipe for recipe in tried if not recipe["proportional_attention"]]
     assert early
@@ -149,14 +156,14 @@ def test_the_last_layer_is_spared_only_where_the_head_reads_it(images):
 
 def test_a_cost_may_be_given_in_gmacs_or_the_papers_count(model, images):
     full = meter(model).unmerged()
-    found = study(model, images, gmacs=0.8 * full.true.item() / 1e9, tries=1, progress=False)
+    found = report(model, images, gmacs=0.8 * full.true.item() / 1e9, tries=1)
     assert found.cut == pytest.approx(0.2, abs=0.005)
-    paper = study(model, images, 0.2, count="paper", tries=1, progress=False)
+    paper = report(model, images, 0.2, count="paper", tries=1)
     assert paper.gmacs == pytest.approx(0.8 * full.paper.item() / 1e9, rel=0.005)
 
 
 def test_a_static_recipe_merges_the_same_number_in_every_image(model, images):
-    found = study(model, images, 0.3, static=True, tries=4, progress=False)
+    found = report(model, images, 0.3, static=True, tries=4)
     assert found.cut == pytest.approx(0.3, abs=0.005) and found.check_cut == found.cut
     assert not found.recipe.ragged and found.recipe.stats is None
     adamerge.apply(model, found.recipe)
@@ -196,11 +203,11 @@ def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
 
 
 def test_a_latency_out_of_reach_is_refused_with_what_was_measured(model, images, monkeypatch):
-    monkeypatch.setattr(latency, "_ratio", lambda bench, recipe: 1.25)
+    monkeypatch.setattr(latency, "relative_latency", lambda bench, recipe: 1.25)
     with pytest.raises(
         BadOption, match=r"a latency ratio of 0\.0001 is out of reach on this device with 9 images at once: 1\.25"
     ):
-        study(model, images, latency_ratio=0.0001, progress=False)
+        report(model, images, latency_ratio=0.0001)
 
 
 def test_a_latency_within_reach_gives_a_cut(model, images, monkeypatch):
@@ -210,8 +217,8 @@ def test_a_latency_within_reach_gives_a_cut(model, images, monkeypatch):
     def pretend(bench: Evaluator, recipe: Recipe) -> float:
         return bench.sweep(recipe, calibrate=False).macs.mean().item() / bench.full + 0.1
 
-    monkeypatch.setattr(latency, "_ratio", pretend)
-    assert latency.cut_of(bench, 0.75) == pytest.approx(0.35, abs=0.03)
+    monkeypatch.setattr(latency, "relative_latency", pretend)
+    assert latency.cut_for_latency(bench, 0.75) == pytest.approx(0.35, abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +252,15 @@ def test_too_few_images_are_refused(model, images):
 def test_a_schedule_is_scaled_to_its_cost(model, cut, first):
     prices, family = meter(model), presets.protect()
     goal = (1 - cut) * prices.unmerged().true.item()
-    for last in (None, ALL):
-        rates = fit(shape(4, first, 0.5, last), goal, prices, family, "true")
-        assert expected(rates, prices, family, "true") == pytest.approx(goal, rel=1e-6)
+    for last in (None, MERGE_ALL):
+        rates = scale_rates(linear_rates(4, first, 0.5, last), goal, prices, family, "true")
+        assert expected_macs(rates, prices, family, "true") == pytest.approx(goal, rel=1e-6)
         if cut <= 0.1:
             assert rates[:first] == (0.0,) * first, "early layers help out only where the others cannot do it"
 
 
 def test_a_schedule_merges_at_most_every_second_token():
-    assert merges((ALL, 0.0, ALL), 100) == (50.0, 0.0, 25.0)
+    assert merged_per_layer((MERGE_ALL, 0.0, MERGE_ALL), 100) == (50.0, 0.0, 25.0)
 
 
 def test_the_preset_meets_its_cost_without_a_search(model, images):
@@ -283,5 +290,5 @@ def test_presets_spread_their_merges_over_any_depth(depth):
         for reads in (True, False):
             spread = presets.rates(cut, depth, reads)
             assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
-    firsts = [presets.opening(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
+    firsts = [first_layer_and_slope(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
     assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"

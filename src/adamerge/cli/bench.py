@@ -82,7 +82,9 @@ def bench(
     from adamerge.experiments.benchmark import bench as run
     from adamerge.experiments.benchmark import make_entries
     from adamerge.experiments.benchmark.rows import check_file
-    from adamerge.search.solve import Target, check_sense, find_variant
+    from adamerge.search.solve import check_sense
+    from adamerge.search.target import Target
+    from adamerge.search.variants import find_variant
 
     sizes = read_sizes(batch)
     targets = [Target(cut=number) for number in _cuts(cut)]

@@ -31,7 +31,8 @@ from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
     from adamerge.experiments.bootstrap import Row
-    from adamerge.search.solve import Target, Variant
+    from adamerge.search.target import Target
+    from adamerge.search.variants import Variant
 
 DEFAULT_CUTS = "0.1,0.2,0.3,0.4,0.5"
 
@@ -76,7 +77,7 @@ def compare(
     from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.bootstrap import headings, texts
     from adamerge.experiments.compare import compare as run
-    from adamerge.search.solve import VARIANTS
+    from adamerge.search.variants import VARIANTS
 
     natives = dict(read_native(text) for text in native or ())
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
@@ -123,7 +124,7 @@ def read_labels(text: str) -> list[str]:
 
 def read_budgets(cut: str | None, gmacs: str | None, natives: bool) -> "list[Target]":
     """The targets in `--cut` or `--gmacs`; the default ones unless native parameters say everything."""
-    from adamerge.search.solve import Target
+    from adamerge.search.target import Target
 
     if cut is not None and gmacs is not None:
         raise BadOption("give either --cut or --gmacs, not both")
@@ -137,7 +138,7 @@ def read_budgets(cut: str | None, gmacs: str | None, natives: bool) -> "list[Tar
 def read_native(text: str) -> "tuple[str, Variant]":
     """`tome:r=8,proportional_attention=false` as a label and a variant."""
     from adamerge.cli.options import read_recipe
-    from adamerge.search.solve import Variant
+    from adamerge.search.variants import Variant
 
     name, _, settings = text.partition(":")
     words = [word.strip() for word in settings.split(",") if word.strip()]

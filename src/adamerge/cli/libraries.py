@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from adamerge.cli.weights import load_weights
 from adamerge.core.errors import BadOption, BadWeights
 
 # A model keeps its preprocessing where timm's models do, so that images are read for all of them in one way.
@@ -85,8 +86,6 @@ def _processor(name: str) -> dict[str, Any]:
 def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
     """A model by torchvision's name; a name such as `vit_b_16.IMAGENET1K_SWAG_E2E_V1` chooses among its weights."""
     from torchvision import models
-
-    from adamerge.cli.loading import load_weights
 
     kind, _, tag = name.partition(".")
     if kind not in models.list_models():

@@ -18,7 +18,7 @@ from adamerge.cli.flags import (
     console,
     note,
 )
-from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.errors import BadImages
 
 
 def tune(
@@ -53,26 +53,12 @@ def tune(
     """Find the recipe that changes a model's output least at a wanted cost; no labels, no training."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.embedded.scenes import CALIBRATION_SEED
-    from adamerge.search.solve import Target
-    from adamerge.search.tuner import study
+    from adamerge.search.options import TuningOptions
+    from adamerge.search.tuner import tune_with_report
 
-    if sum(given is not None for given in (cut, gmacs, latency_ratio)) > 1:
-        raise BadOption("give one of --cut, --gmacs and --latency-ratio, to say what it may cost")
-    if gmacs is not None or cut is not None:
-        # Refuse what means nothing before images are read.
-        Target(cut=cut, gmacs=gmacs)
-    net = load_model(model, weights, pretrained, device, dtype)
-    shown = load_data(
-        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
-    )
-    images = [batch for batch, _ in shown]
-    complaint = shown.complaint()
-    if complaint is not None and not skip_bad:
-        raise BadImages(f"{complaint}. Pass --skip-bad to tune on the others.")
-    found = study(
-        net,
-        images,
-        cut,
+    # Before the model and the images are read: an option that means nothing is refused at once.
+    options = TuningOptions(
+        cut=cut,
         count=count,  # pyright: ignore[reportArgumentType]
         gmacs=gmacs,
         latency_ratio=latency_ratio,
@@ -83,6 +69,15 @@ def tune(
         time_limit=time_limit,
         resume=resume,
     )
+    net = load_model(model, weights, pretrained, device, dtype)
+    shown = load_data(
+        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
+    )
+    images = [batch for batch, _ in shown]
+    complaint = shown.complaint()
+    if complaint is not None and not skip_bad:
+        raise BadImages(f"{complaint}. Pass --skip-bad to tune on the others.")
+    found = tune_with_report(net, images, options)
     found.recipe.save(out)
     console.print(str(found), highlight=False)
     if complaint is not None:

@@ -30,7 +30,9 @@ from adamerge.hosts.base import find_host
 from adamerge.methods import METHODS
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
 from adamerge.patching.stack import install
-from adamerge.search.solve import VARIANTS, Sense, Target, Variant, check_sense, find_variant, make, make_ready, solve
+from adamerge.search.solve import Sense, check_sense, make_calibrated_recipe, make_recipe, solve
+from adamerge.search.target import Target
+from adamerge.search.variants import VARIANTS, Variant, find_variant
 
 Data = Iterable[tuple[Tensor, Tensor]]
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -141,9 +143,9 @@ def _cells(
             raise BadOption(f"there is no method {variant.method!r}; choose one of {', '.join(METHODS)}")
     for variant in chosen.values():
         method = METHODS[variant.method]
-        make(method, {**variant.options, str(method.knob): method.gentle})
+        make_recipe(method, {**variant.options, str(method.knob): method.gentle})
     for variant in native.values():
-        make(METHODS[variant.method], variant.options)
+        make_recipe(METHODS[variant.method], variant.options)
     if not (chosen and targets) and not native and not recipes:
         raise BadOption("there is nothing to compare; give methods and budgets, native variants, or recipes")
     return [
@@ -265,7 +267,7 @@ def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
     if cell.recipe is not None:
         recipe, knob, met = cell.recipe, None, True
     elif cell.target is None:
-        recipe = make_ready(bench.model, bench.calibration, method, variant.options, variant.how)
+        recipe = make_calibrated_recipe(bench.model, bench.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:
         options = {"sense": bench.sense, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}

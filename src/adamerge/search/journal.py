@@ -1,7 +1,8 @@
-"""The journal of a search: what was tried and what came out, one line each, so that a stopped search goes on."""
+"""The journal of a search: what was tried and what came out, one line each, so that a stopped search continues."""
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,25 @@ from adamerge.core.files import write_atomically
 
 
 class Journal:
-    """Results by what was tried.  With a file, every result is on disk before the next is tried."""
+    """Results by what was tried, both as JSON.  With a path, each result is on disk before the next is tried.
 
-    def __init__(self, path: str | os.PathLike[str] | None, task: dict[str, Any]):
+    The first line of the file is `task`: what tells this search from others.  A file of another task is refused.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, task: Mapping[str, Any] | None = None):
         self.path = None if path is None else Path(path)
-        self.lines = [json.dumps(task, sort_keys=True)]
-        self.known: dict[str, Any] = {}
+        self.lines = [json.dumps(task or {}, sort_keys=True)]
+        self.results: dict[str, Any] = {}
         if self.path is not None and self.path.exists():
             self._read(self.path)
 
-    def recall(self, tried: Any) -> Any | None:
-        """What came out, if it was tried before."""
-        return self.known.get(json.dumps(tried, sort_keys=True))
+    def lookup(self, tried: Any) -> Any | None:
+        """What came out, or None if it was not tried yet."""
+        return self.results.get(json.dumps(tried, sort_keys=True))
 
-    def note(self, tried: Any, result: Any) -> None:
-        """Keep what came out."""
-        self.known[json.dumps(tried, sort_keys=True)] = result
+    def record(self, tried: Any, result: Any) -> None:
+        """Keep what came out, and write the file."""
+        self.results[json.dumps(tried, sort_keys=True)] = result
         self.lines.append(json.dumps([tried, result], sort_keys=True))
         if self.path is not None:
             write_atomically(self.path, "\n".join(self.lines) + "\n")
@@ -33,8 +37,8 @@ class Journal:
     def _read(self, path: Path) -> None:
         try:
             head, *rest = path.read_text(encoding="utf-8").splitlines()
-            task, results = json.loads(head), [json.loads(line) for line in rest]
-            known = {json.dumps(tried, sort_keys=True): result for tried, result in results}
+            task, entries = json.loads(head), [json.loads(line) for line in rest]
+            results = {json.dumps(tried, sort_keys=True): result for tried, result in entries}
         except (OSError, ValueError, TypeError) as error:
             raise BadOption(
                 f"{path} is not the journal of a search ({error}); give another file to resume from, or delete it"
@@ -46,4 +50,4 @@ class Journal:
                 f"{path} is the journal of another search: it differs in {', '.join(differing) or 'its fields'}; "
                 "give another file to resume from, or delete it"
             )
-        self.lines, self.known = [head, *rest], known
+        self.lines, self.results = [head, *rest], results

@@ -1,4 +1,4 @@
-"""Schedules: how the merges are spread over the layers, scaled until the whole costs what was asked for."""
+"""Schedules: how merges are spread over the layers, and the common factor at which they meet a cost."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,22 @@ from adamerge.core.recipe import Recipe
 from adamerge.flops import Meter
 from adamerge.search.solve import Sense
 
-# A layer's rate is -log of the share of tokens it keeps: rates add up over layers, and scaling them keeps their shape.
+# One rate per layer: minus the logarithm of the share of tokens that the layer keeps.  Rates of layers add up, and
+# multiplying all of them by one factor keeps the shape of the schedule.
 Rates = tuple[float, ...]
-# At most every second token merges in a layer: the other side of a bipartite matching stays.
-MOST = 0.5
-# Beyond any share that can merge: the layer merges all it can.
-ALL = 50.0
-LIMIT = 2.0**16
-HELP = 0.05
-# The factor is found by cutting its range into pieces, again and again.
-PIECES, ROUNDS = 32, 9
+# A bipartite matching merges at most every second token of a layer.
+MAX_MERGED_SHARE = 0.5
+# The rate of a layer that merges all it can; larger than any rate that matters.
+MERGE_ALL = 50.0
+MAX_FACTOR = 2.0**16
+# The rate that idle layers get, as a share of the largest, where the other layers alone cannot meet the cost.
+IDLE_LAYER_SHARE = 0.05
+# The factor is searched on a grid of this many intervals; each round searches the interval that the last one found.
+GRID_INTERVALS, GRID_ROUNDS = 32, 9
 
 
-def shape(depth: int, first: int, slope: float = 0.0, last: float | None = None) -> Rates:
-    """Nothing before layer `first`, then rates from 1 to 1 + `slope`; the last layer's is `last` if given."""
+def linear_rates(depth: int, first: int, slope: float = 0.0, last: float | None = None) -> Rates:
+    """No merges before layer `first`, then rates from 1 to 1 + `slope`; `last` replaces the last layer's rate."""
     span = max(depth - 1 - first, 1)
     rates = [0.0 if layer < first else max(1 + slope * (layer - first) / span, 0.0) for layer in range(depth)]
     if last is not None:
@@ -36,61 +38,67 @@ def shape(depth: int, first: int, slope: float = 0.0, last: float | None = None)
     return tuple(rates)
 
 
-def merges(rates: Sequence[float], patches: int) -> tuple[float, ...]:
-    """How many tokens each layer merges on average."""
+def merged_per_layer(rates: Sequence[float], patches: int) -> tuple[float, ...]:
+    """How many of `patches` tokens each layer merges on average."""
     counts = _counts(torch.tensor([rates], dtype=torch.float64), patches)[0].tolist()
     return tuple(before - after for before, after in pairwise([float(patches), *counts]))
 
 
-def expected(rates: Sequence[float], prices: Meter, recipe: Recipe, sense: Sense) -> float:
-    """What an image costs that merges exactly what these rates say; on average images cost a little more."""
+def expected_macs(rates: Sequence[float], prices: Meter, recipe: Recipe, sense: Sense) -> float:
+    """What an image costs that merges exactly as many tokens as the rates say.
+
+    The mean over real images is a little higher, because costs grow faster than token counts.
+    """
     return _costs(torch.tensor([rates], dtype=torch.float64), prices, recipe, sense).item()
 
 
-def fit(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sense: Sense) -> Rates:
-    """These rates times a common factor, so that the expected cost is `goal`; layers that merge all stay so."""
+def scale_rates(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sense: Sense) -> Rates:
+    """The rates times the factor at which the expected cost is `goal`; layers at MERGE_ALL stay there."""
 
     def costs(factors: Tensor) -> Tensor:
         return _costs(_scaled(rates, factors), prices, recipe, sense)
 
     if costs(torch.zeros(1)).item() < goal:
-        # What merges all saves more than was asked for: then it, too, merges only as much as it takes.
+        # The layers at MERGE_ALL alone save more than was asked for: they get a rate that can be scaled, too.
         rates = tuple(min(rate, math.log(2)) for rate in rates)
-    if costs(torch.tensor([LIMIT])).item() > goal:
-        # Not enough layers merge; the others help out, late and little.
-        rates = tuple(max(rate, HELP * max(rates)) for rate in rates)
-    least = costs(torch.tensor([LIMIT])).item()
+    if costs(torch.tensor([MAX_FACTOR])).item() > goal:
+        # Too few layers merge: idle layers get a small rate, which becomes noticeable only at large factors.
+        rates = tuple(max(rate, IDLE_LAYER_SHARE * max(rates)) for rate in rates)
+    least = costs(torch.tensor([MAX_FACTOR])).item()
     if least > goal:
         raise BadOption(
             f"{goal / 1e9:.4g} GMACs are asked for, but merging every second token at each layer still leaves "
             f"{least / 1e9:.4g}; ask for a smaller cut"
         )
-    low, high = 0.0, LIMIT
-    for _ in range(ROUNDS):
-        factors = torch.linspace(low, high, PIECES + 1, dtype=torch.float64)
+    low, high = 0.0, MAX_FACTOR
+    for _ in range(GRID_ROUNDS):
+        factors = torch.linspace(low, high, GRID_INTERVALS + 1, dtype=torch.float64)
         enough = int((costs(factors) <= goal).int().argmax())
         low, high = factors[max(enough - 1, 0)].item(), factors[enough].item()
     return tuple(_scaled(rates, torch.tensor([high]))[0].tolist())
 
 
-def scheduled(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
-    """The recipe merging in each layer what its rate says: in every image, or on average by thresholds to be found."""
-    r = tuple(round(r, 3) for r in merges(rates, patches))
+def with_rates(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
+    """The recipe with the budget that the rates give on `patches` tokens.
+
+    A fixed budget merges the same number in every image; else thresholds, still to be calibrated, merge it on average.
+    """
+    r = tuple(round(r, 3) for r in merged_per_layer(rates, patches))
     return replace(recipe, budget=Fixed(r) if isinstance(recipe.budget, Fixed) else Threshold(r))
 
 
 def _scaled(rates: Sequence[float], factors: Tensor) -> Float[Tensor, "f l"]:
     """The rates times each factor."""
     plain = torch.tensor(rates, dtype=torch.float64)
-    return torch.where(plain >= ALL, plain, (factors.double()[:, None] * plain).clamp_max(ALL / 2))
+    return torch.where(plain >= MERGE_ALL, plain, (factors.double()[:, None] * plain).clamp_max(MERGE_ALL / 2))
 
 
 def _counts(rates: Float[Tensor, "f l"], patches: int) -> Float[Tensor, "f l"]:
     """The tokens left after each layer."""
-    return patches * (1 + torch.expm1(-rates).clamp_min(-MOST)).cumprod(1)
+    return patches * (1 + torch.expm1(-rates).clamp_min(-MAX_MERGED_SHARE)).cumprod(1)
 
 
 def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, sense: Sense) -> Float[Tensor, " f"]:
-    """What each row of rates costs.  Layers without a rate are not looked at."""
-    whole = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
-    return getattr(prices.cost(_counts(rates, prices.patches), whole), sense)
+    """What each row of rates costs.  A layer whose rate is 0 in all rows pays for no decision."""
+    largest = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
+    return getattr(prices.cost(_counts(rates, prices.patches), largest), sense)

@@ -1,40 +1,36 @@
-"""Tuning: the recipe that changes a model's output least at a wanted cost, found on unlabelled images."""
+"""Tuning: finds the recipe that changes a model's output least at a wanted cost, on unlabelled images."""
 
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from adamerge.core.budget import check_number
-from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.errors import BadImages
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
 from adamerge.digest import digest_tensors
-from adamerge.presets import families, opening, rates
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.journal import Journal
-from adamerge.search.latency import cut_of
-from adamerge.search.local_search import BudgetSpent, Search, Trial, strengths
-from adamerge.search.schedule import ALL, Rates, shape
-from adamerge.search.solve import Sense, Target, check_sense
+from adamerge.search.latency import cut_for_latency
+from adamerge.search.local_search import SearchLimits, search_candidates
+from adamerge.search.options import TuningOptions
+from adamerge.search.schedule import Rates
+from adamerge.search.solve import Sense
+from adamerge.search.target import Target
 
-# One image of four is kept out of the search, to see whether what was found holds for others.
-CHECK = 4
-FEWEST = 8
-# By how much rates fall from the first layer to the last where most is merged early.
-FADING = -0.8
+# One image of four is held out of the search, to check what was found on images that it was not tuned on.
+HELD_OUT_EVERY = 4
+MIN_IMAGES = 8
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What a search found: the recipe, what it loses and costs on the images it was tuned on and on those kept out.
+class TuningReport:
+    """The recipe that a search found, with its loss and cost on the tuning images and on the held-out ones (`check_…`).
 
-    `tried` counts recipes, `sweeps` the passes over the images (each at most a forward pass of the unmerged model).
+    `tried` counts candidates, `sweeps` passes over the images (each at most one forward pass of the unmerged model).
     """
 
     recipe: Recipe
@@ -78,27 +74,25 @@ def tune(
     """Search for the recipe that changes the output of `model` least at a wanted cost; no labels, no training.
 
     Args:
-        model: a supported model; it is left as it was found.
+        model: a supported model; it is left as it was.
         images: a few hundred images like those it will see, preprocessed for the model: a tensor, or an iterable of
-            batches or of `(images, labels)`.  A quarter is kept out of the search, as a check.
+            batches or of `(images, labels)`.  A quarter is held out of the search, as a check.
         cut: the share of the cost to save, 0.3 by default.
         count: which count of multiply-accumulates has to meet it, the true one or the paper's.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
         latency_ratio: instead of `cut`, the time of the merged model as a share of the unmerged one's, measured here.
         loss: "kl" compares class probabilities, "features" the directions of the pooled output and of the patches; by
-            default what the model gives.
+            default "kl" for a model that gives logits, else "features".
         static: merge the same number in every image.  That loses more at the same cost, but all shapes are known
             beforehand: for export, for compilers, and where batches of different lengths are slow.
         seed: of the order in which changes are tried; the same seed gives the same recipe.
         tries: how many recipes to try.
         time_limit: seconds after which the best so far is taken.
         progress: show a progress bar.
-        resume: a file that keeps what was tried; a search that was stopped goes on from it.
+        resume: a file that keeps what was tried; a search that was stopped continues from it.
     """
-    return study(
-        model,
-        images,
-        cut,
+    options = TuningOptions(
+        cut=cut,
         count=count,
         gmacs=gmacs,
         latency_ratio=latency_ratio,
@@ -109,139 +103,61 @@ def tune(
         time_limit=time_limit,
         progress=progress,
         resume=resume,
-    ).recipe
+    )
+    return tune_with_report(model, images, options).recipe
 
 
-def study(
-    model: nn.Module,
-    images: Images,
-    cut: float | None = None,
-    *,
-    count: Sense = "true",
-    gmacs: float | None = None,
-    latency_ratio: float | None = None,
-    loss: Loss | None = None,
-    static: bool = False,
-    seed: int = 0,
-    tries: int = 100,
-    time_limit: float | None = None,
-    progress: bool = True,
-    resume: str | os.PathLike[str] | None = None,
-) -> Tuning:
-    """`tune`, with what it found on the way."""
+def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -> TuningReport:
+    """`tune`, with the losses and costs of what it found."""
     begin = time.monotonic()
-    if sum(given is not None for given in (cut, gmacs, latency_ratio)) > 1:
-        raise BadOption("give one of cut, gmacs and latency_ratio, to say what it may cost")
-    check_sense(count)
-    if isinstance(tries, bool) or not isinstance(tries, int) or tries < 1:
-        raise BadOption(f"tries must be a whole number >= 1; got {tries!r}")
-    if time_limit is not None:
-        check_number("time_limit", time_limit, at_least=0)
-    target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=0.3 if cut is None else cut)
-    tuned, kept = split(gather_images(model, images))
-    bench = Evaluator(model, tuned, sense=count, loss=loss)
-    if latency_ratio is not None:
-        target = Target(cut=cut_of(bench, latency_ratio))
-    task = _task(bench, target, seed, count, static)
-    until = begin + (time_limit if time_limit is not None else torch.inf)
-    options: dict[str, Any] = {"seed": seed, "tries": tries, "until": until, "progress": progress, "static": static}
-    found, tried = seek(bench, target, Journal(resume, task), **options)
-    outcome = bench.sweep(found.recipe)
-    check = Evaluator(model, kept, sense=count, loss=bench.loss)
-    checked = check.sweep(outcome.recipe, calibrate=False)
-    macs, check_macs = outcome.macs.mean().item(), checked.macs.mean().item()
-    return Tuning(
-        recipe=outcome.recipe,
-        rates=found.rates,
-        loss=outcome.loss.mean().item(),
+    tuning_images, held_out = hold_out(gather_images(model, images))
+    evaluator = Evaluator(model, tuning_images, sense=options.count, loss=options.loss)
+    target = options.target
+    if target is None:
+        assert options.latency_ratio is not None
+        target = Target(cut=cut_for_latency(evaluator, options.latency_ratio))
+    journal = Journal(options.resume, _task(evaluator, options, target))
+    until = begin + (options.time_limit if options.time_limit is not None else torch.inf)
+    limits = SearchLimits(options.tries, options.seed, until, options.progress)
+    best, tried = search_candidates(evaluator, target, limits, journal=journal, static=options.static)
+    found = evaluator.sweep(best.recipe)
+    checker = Evaluator(model, held_out, sense=options.count, loss=evaluator.loss)
+    checked = checker.sweep(found.recipe, calibrate=False)
+    macs, check_macs = found.macs.mean().item(), checked.macs.mean().item()
+    return TuningReport(
+        recipe=found.recipe,
+        rates=best.rates,
+        loss=found.loss.mean().item(),
         check_loss=checked.loss.mean().item(),
         gmacs=macs / 1e9,
         check_gmacs=check_macs / 1e9,
-        cut=1 - macs / bench.full,
-        check_cut=1 - check_macs / bench.full,
-        images=bench.number,
-        check_images=check.number,
+        cut=1 - macs / evaluator.full,
+        check_cut=1 - check_macs / evaluator.full,
+        images=evaluator.number,
+        check_images=checker.number,
         tried=tried,
-        sweeps=bench.sweeps,
+        sweeps=evaluator.sweeps,
         seconds=time.monotonic() - begin,
     )
 
 
-def seek(
-    bench: Evaluator,
-    target: Target,
-    journal: Journal,
-    *,
-    seed: int,
-    tries: int,
-    until: float,
-    progress: bool,
-    static: bool = False,
-    starts: tuple[tuple[Recipe, Rates], ...] = (),
-) -> tuple[Trial, int]:
-    """The best trial found on a bench, and how many there were.  `starts` are tried first."""
-    goal, host = target.macs(bench.full), bench.host
-    if not goal < bench.full:
-        raise BadOption(f"{target} is no saving: the unmerged model costs {bench.full / 1e9:.4g} GMACs")
-    cut = 1 - goal / bench.full
-    with tqdm(total=tries, desc=f"tuning, {target}", disable=not progress) as bar:
-        search = Search(bench, goal, journal, seed=seed, until=until, tries=tries, bar=bar)
-        try:
-            for family, start in starts:
-                search.attempt(family, start)
-            default = rates(cut, host.depth, bench.reads_patches)
-            for family in families(host.class_token, static):
-                search.attempt(family, default)
-            _open(search, cut)
-            search.improve(_early)
-            search.improve(strengths)
-            search.walk()
-            while search.improve(lambda best: strengths(best, (0.8, 1.25))):
-                pass
-            search.walk(0.3, 0.05)
-        except BudgetSpent:
-            pass
-    assert search.best is not None
-    return search.best, search.tried
+def hold_out(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The images to tune on, and every fourth image, held out as a check; in batches of the size they came in."""
+    joined, size = torch.cat(images), max(len(batch) for batch in images)
+    if len(joined) < MIN_IMAGES:
+        raise BadImages(f"tuning needs at least {MIN_IMAGES} images, a few hundred are good; got {len(joined)}")
+    out = torch.arange(len(joined), device=joined.device) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+    return list(joined[~out].split(size)), list(joined[out].split(size))
 
 
-def split(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The images to tune on, and every fourth, kept out as a check; both in batches as large as they came."""
-    everyone, size = torch.cat(images), max(len(batch) for batch in images)
-    if len(everyone) < FEWEST:
-        raise BadImages(f"tuning needs at least {FEWEST} images, a few hundred are good; got {len(everyone)}")
-    out = torch.arange(len(everyone), device=everyone.device) % CHECK == CHECK - 1
-    return list(everyone[~out].split(size)), list(everyone[out].split(size))
-
-
-def _open(search: Search, cut: float) -> None:
-    """Begin a layer earlier or later than the preset, then let the rates grow otherwise."""
-    assert search.best is not None
-    depth, last = search.bench.host.depth, None if search.bench.reads_patches else ALL
-    first, slope = opening(cut, depth)
-    begun = {search.best.score: first}
-    for other in (first - 1, first + 1):
-        if 0 <= other < depth:
-            begun[search.attempt(search.best.family, shape(depth, other, slope, last)).score] = other
-    first = begun[min(begun)]
-    for other in sorted({0.0, 1.0, 2.0} - {slope}):
-        search.attempt(search.best.family, shape(depth, first, other, last))
-
-
-def _early(best: Trial) -> Iterator[tuple[Recipe, Rates]]:
-    """Most merges first and attention that knows no sizes: DINOv2 loses least so once half of its cost is cut."""
-    depth, last = len(best.rates), best.rates[-1] if best.rates[-1] >= ALL else None
-    yield replace(best.family, proportional_attention=False), shape(depth, 0, FADING, last)
-
-
-def _task(bench: Evaluator, target: Target, seed: int, count: str, static: bool) -> dict[str, Any]:
-    """What tells one search from another."""
+def _task(evaluator: Evaluator, options: TuningOptions, target: Target) -> dict[str, Any]:
+    """What tells one search from another in a journal."""
     return {
-        "model": bench.host.fingerprint(),
-        "images": digest_tensors(bench.images),
+        "model": evaluator.host.fingerprint(),
+        "images": digest_tensors(evaluator.images),
         "target": str(target),
-        "count": count,
-        "loss": bench.loss,
-        "seed": seed,
-        "static": static,
+        "count": options.count,
+        "loss": evaluator.loss,
+        "seed": options.seed,
+        "static": options.static,
     }

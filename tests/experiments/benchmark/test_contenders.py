@@ -19,7 +19,9 @@ from adamerge.experiments.benchmark import (
 from adamerge.flops import meter
 from adamerge.methods import METHODS, tome
 from adamerge.patching.apply import apply
-from adamerge.search.solve import Target, Variant, solve
+from adamerge.search.solve import solve
+from adamerge.search.target import Target
+from adamerge.search.variants import Variant
 
 # --- contenders ------------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ from adamerge.core.errors import AdamergeError, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
 from adamerge.methods import METHODS
-from adamerge.search.solve import Sense, Target, Variant, check_sense, find_variant, make_ready, solve
+from adamerge.search.solve import Sense, check_sense, make_calibrated_recipe, solve
+from adamerge.search.target import Target
+from adamerge.search.variants import Variant, find_variant
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def _entry(
     words = "native" if target is None else str(target)
     try:
         if target is None:
-            recipe = make_ready(model, calibration, method, variant.options, how)
+            recipe = make_calibrated_recipe(model, calibration, method, variant.options, how)
             return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, sense)
         found = solve(
             model, calibration, method, target, sense=sense, tolerance=tolerance, options=variant.options, how=how

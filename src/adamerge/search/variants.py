@@ -1,0 +1,48 @@
+"""Variants: methods by label, with the options that a comparison holds fixed while it solves for the cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from adamerge.calibration import How
+from adamerge.core.errors import BadOption
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method by name, its options besides the knob, and how it is calibrated (`how` of `calibrate`)."""
+
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    how: How | None = None
+
+
+_UNWEIGHTED = {"proportional_attention": False}
+_EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
+# What a comparison compares by default: every method, and the choices that its own paper or code leaves open.
+VARIANTS: dict[str, Variant] = {
+    "adamerge": Variant("adamerge"),
+    "adamerge (sequential calibration)": Variant("adamerge", how="sequential"),
+    "adamerge (cosine)": Variant("adamerge", {"affinity": "cosine"}),
+    "adamerge (cosine, exchanged)": Variant("adamerge", {"affinity": "cosine", **_EXCHANGED}),
+    "adamerge (protecting, exchanged)": Variant("adamerge", {"direction": "protecting", **_EXCHANGED}),
+    "tome": Variant("tome"),
+    "tome (no proportional attention)": Variant("tome", _UNWEIGHTED),
+    "pitome": Variant("pitome"),
+    "pitome (no proportional attention)": Variant("pitome", _UNWEIGHTED),
+    "dsm": Variant("dsm", {"delay": 4}),
+    "dsm (windows)": Variant("dsm", {"delay": 4, "windows": True}),
+    "tofu": Variant("tofu"),
+    "evit": Variant("evit"),
+    "ats": Variant("ats"),
+    "dymu": Variant("dymu"),
+    "vid_tldr": Variant("vid_tldr"),
+    "random": Variant("random"),
+}
+
+
+def find_variant(label: str) -> Variant:
+    """The variant of that label."""
+    if label not in VARIANTS:
+        raise BadOption(f"there is no variant {label!r}; choose from {', '.join(VARIANTS)}")
+    return VARIANTS[label]
