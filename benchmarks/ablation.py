@@ -16,8 +16,9 @@ import torch
 from reading import RESULTS, read, write
 from safetensors.torch import load_file
 
+from adamerge.core.combine import Average, BySalienceAndSize, BySize
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
-from adamerge.core.recipe import Average, BySalienceAndSize, BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import AttentionShare, Uniform
 from adamerge.experiments.benchmark import folder_images
 from adamerge.search.evaluator import Evaluator

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import adamerge
 from adamerge.core.budget import Fixed
+from adamerge.core.combine import BySize
 from adamerge.core.evidence import Evidence, Heads
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adamerge.core.budget import Fixed, Threshold, ZScore
+from adamerge.core.combine import Average, BySize, Drop
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
 from adamerge.core.match import Bipartite, Keys, Sequential, SimilarityOnly
 from adamerge.core.parts import part
 from adamerge.core.plan import fold
-from adamerge.core.recipe import Average, BySize, Drop, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge, none, tome

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import ZScore
+from adamerge.core.combine import BySize
 from adamerge.core.match import Bipartite, Tokens
 from adamerge.core.plan import Plan, fold, keep_all
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge, tome
 from adamerge.runtime import reference

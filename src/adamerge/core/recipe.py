@@ -2,24 +2,24 @@
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold, ZScore
+from adamerge.core.combine import Average, Combine, Weight
+from adamerge.core.decision import Decision
 from adamerge.core.errors import BadOption, BadStats
-from adamerge.core.evidence import Evidence, Widths
+from adamerge.core.evidence import Evidence
 from adamerge.core.files import read_json, write_atomically
 from adamerge.core.match import Links, Matching, no_links
 from adamerge.core.parts import from_json, part, to_json
-from adamerge.core.plan import Plan, fold
+from adamerge.core.salience import Salience
 from adamerge.core.select import Order, select
 from adamerge.core.stats import LayerStats
-from adamerge.core.types import Features, Mask, PerToken
+from adamerge.core.types import PerToken
 
 SCHEMA = 1
 # What a recipe is called beside weights.
@@ -27,90 +27,6 @@ NAME = "adamerge.json"
 ADVICE = "Make it with `adamerge tune` or adamerge.save_recipe, or give a recipe such as adamerge.methods.tome(8)."
 
 Site = Literal["before_block", "after_attention"]
-
-
-@runtime_checkable
-class Salience(Protocol):
-    """What a recipe needs of a measure of importance."""
-
-    def __call__(self, evidence: Evidence) -> PerToken: ...
-
-    def macs(self, n: Tensor, at: Widths) -> Tensor: ...
-
-
-@runtime_checkable
-class Weight(Protocol):
-    """What a recipe needs of a way to average."""
-
-    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken: ...
-
-
-@part
-@dataclass(frozen=True)
-class BySalience:
-    """Merged tokens are averaged in proportion to their salience (published, eq. 5)."""
-
-    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
-        return salience
-
-
-@part
-@dataclass(frozen=True)
-class BySize:
-    """Merged tokens are averaged in proportion to the patches they stand for (ToMe)."""
-
-    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
-        return evidence.size
-
-
-@part
-@dataclass(frozen=True)
-class BySalienceAndSize:
-    """Merged tokens are averaged in proportion to salience times size."""
-
-    def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
-        return salience * evidence.size
-
-
-@runtime_checkable
-class Combine(Protocol):
-    """What a recipe needs of a way to make one token of several."""
-
-    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]: ...
-
-
-@part
-@dataclass(frozen=True)
-class Average:
-    """The weighted mean of a slot's tokens."""
-
-    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]:
-        return fold(x, decision.plan, decision.weight)
-
-
-@part
-@dataclass(frozen=True)
-class Drop:
-    """Pruning: the token that keeps its slot stays as it is, those merged into it are lost."""
-
-    def __call__(self, x: Features, decision: "Decision", evidence: Evidence) -> Float[Tensor, "b m d"]:
-        return fold(x, decision.plan, decision.kept.to(decision.weight.dtype))
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a recipe decided at one layer: the plan, the weights to average with, and what led to it."""
-
-    plan: Plan
-    weight: PerToken
-    salience: PerToken
-    links: Links
-
-    @property
-    def kept(self) -> Mask:
-        """The tokens that were not merged away: each is in a slot of its own or the destination of others."""
-        slot = self.plan.slot
-        return ~(self.links.source & (slot == slot.gather(1, self.links.partner)))
 
 
 @part
@@ -124,7 +40,7 @@ class Recipe:
     links: Matching
     budget: Budget
     weight: Weight
-    combine: Combine = Average()
+    combine: Combine = field(default=Average())
     order: Order = "kept"
     proportional_attention: bool = False
 

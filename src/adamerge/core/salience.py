@@ -1,7 +1,7 @@
 """How much each token matters."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,15 @@ from adamerge.core.parts import part
 from adamerge.core.types import Mask, PerToken
 
 Affinity = Literal["dot", "scaled", "cosine"]
+
+
+@runtime_checkable
+class Salience(Protocol):
+    """Gives each token's importance; `macs` is what that costs for `n` patch tokens."""
+
+    def __call__(self, evidence: Evidence) -> PerToken: ...
+
+    def macs(self, n: Tensor, at: Widths) -> Tensor: ...
 
 
 def min_max_scale(s: PerToken, valid: Mask | None = None, slack: float | Float[Tensor, "b 1"] = 0.0) -> PerToken:

@@ -3,9 +3,10 @@
 from typing import Literal
 
 from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.combine import BySalience, BySalienceAndSize, BySize
 from adamerge.core.errors import BadOption
 from adamerge.core.match import Alternating, Bipartite, SalientFirst, SalientLast, Sequential, SimilarityOnly, Tokens
-from adamerge.core.recipe import BySalience, BySalienceAndSize, BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Affinity, Centrality
 from adamerge.core.stats import LayerStats
 

@@ -1,8 +1,9 @@
 """DSM: delayed spatial merging (Heo et al., 2024)."""
 
 from adamerge.core.budget import Fixed
+from adamerge.core.combine import BySize
 from adamerge.core.match import Alternating, Bipartite, Everywhere, Keys, SameWindow, SimilarityOnly
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 
 

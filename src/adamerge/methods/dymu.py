@@ -1,8 +1,9 @@
 """DyMU: dynamic token merging by thresholds (Wang et al., 2025)."""
 
 from adamerge.core.budget import Threshold
+from adamerge.core.combine import BySize
 from adamerge.core.match import Alternating, Bipartite, Keys, SimilarityOnly
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.core.stats import LayerStats
 

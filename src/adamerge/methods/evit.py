@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import Keep
+from adamerge.core.combine import BySalience
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.match import Links
 from adamerge.core.parts import part
-from adamerge.core.recipe import BySalience, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import ClassAttention
 from adamerge.core.types import PerToken
 

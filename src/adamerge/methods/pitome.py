@@ -9,11 +9,12 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from adamerge.core.budget import Fixed, check_number
+from adamerge.core.combine import BySize
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence
 from adamerge.core.match import Bipartite, Keys, Links, Sides, SimilarityOnly
 from adamerge.core.parts import part
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 
 

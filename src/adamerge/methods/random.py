@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import Fixed
+from adamerge.core.combine import BySize
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.match import Alternating, Links
 from adamerge.core.parts import part
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.core.types import PerToken
 

@@ -2,34 +2,16 @@
 
 from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from adamerge.core.combine import Drop, KeepNorm
+from adamerge.core.decision import Decision
 from adamerge.core.evidence import Evidence
 from adamerge.core.parts import part
-from adamerge.core.plan import fold
-from adamerge.core.recipe import Decision, Drop, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.types import Features
 from adamerge.methods.tome import tome
-
-
-@part
-@dataclass(frozen=True)
-class KeepNorm:
-    """MLERP: the weighted mean's direction with the greatest norm of its members, so that averaging shrinks nobody."""
-
-    def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]:
-        plan, weight = decision.plan, decision.weight
-        mean = fold(x.to(weight.dtype), plan, weight)
-        norm = x.to(weight.dtype).norm(dim=-1)
-        seen = torch.where(plan.slot < 0, 0, norm)
-        largest = norm.new_zeros(len(x), plan.width).scatter_reduce(1, plan.slot.clamp_min(0), seen, "amax")
-        factor = largest / mean.norm(dim=-1).clamp_min(torch.finfo(norm.dtype).tiny)
-        alone = norm.new_zeros(len(x), plan.width).scatter_add(
-            1, plan.slot.clamp_min(0), (plan.slot >= 0).to(norm.dtype)
-        )
-        return (mean * torch.where(alone > 1, factor, 1)[..., None]).to(x.dtype)
 
 
 @part

@@ -1,8 +1,9 @@
 """ToMe: token merging (Bolya et al., ICLR 2023)."""
 
 from adamerge.core.budget import Fixed
+from adamerge.core.combine import BySize
 from adamerge.core.match import Alternating, Bipartite, Keys, SimilarityOnly
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 
 

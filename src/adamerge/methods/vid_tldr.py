@@ -1,8 +1,9 @@
 """vid-TLDR: merging guided by the sharpness of attention (Choi et al., CVPR 2024)."""
 
 from adamerge.core.budget import Fixed
+from adamerge.core.combine import BySalienceAndSize
 from adamerge.core.match import Alternating, Bipartite, SimilarityOnly, Tokens
-from adamerge.core.recipe import BySalienceAndSize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Sharpness
 
 

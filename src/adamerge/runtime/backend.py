@@ -15,6 +15,7 @@ from adamerge.runtime import reference
 from adamerge.runtime.block_view import View
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import with_onednn
+from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import Trace, join
 
@@ -168,14 +169,14 @@ class PackedCpuBackend:
     """Packed tokens on a CPU, in plain torch."""
 
     def __init__(self, switch: BackendSelector, x: Tensor):
-        self.switch, self.state = switch, packed.start(x, switch.prefix, switch.class_token)
+        self.switch, self.state = switch, pack(x, switch.prefix, switch.class_token)
         self.views = [with_onednn(view, x) for view in switch.views]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         self.state = packed.step(self.state, self.views[layer], self.switch.recipe, len(self.views))
 
     def finish(self) -> Tensor:
-        return packed.finish(self.state)
+        return unpack(self.state)
 
     def tell(self) -> Callable[[], Trace]:
         return _lazy_trace(self.state, self.switch.recipe)
@@ -220,6 +221,6 @@ class TritonWithFallback:
         return road
 
 
-def _lazy_trace(state: packed.State, recipe: Recipe) -> Callable[[], Trace]:
+def _lazy_trace(state: PackedState, recipe: Recipe) -> Callable[[], Trace]:
     steps, prefix, before = state.steps, state.layout.prefix, recipe.site == "before_block"
     return lambda: Trace(tuple(step() for step in steps), prefix, before)

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from adamerge.core.budget import Fixed, Threshold
-from adamerge.core.combine import MeanNorm
+from adamerge.core.combine import BySalience, BySize, MeanNorm
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
-from adamerge.core.recipe import BySalience, BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import AttentionShare, ClassShare, Uniform
 from adamerge.search.schedule import MERGE_ALL, Rates, linear_rates
 

@@ -17,9 +17,10 @@ from triton.runtime.errors import OutOfResources
 
 import adamerge
 from adamerge.core.budget import ZScore
+from adamerge.core.combine import BySize
 from adamerge.core.errors import BadStats
 from adamerge.core.match import Tokens
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.methods import adamerge as published
 from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome

@@ -3,20 +3,19 @@
 All is plain torch here, and decisions are the reference's, made on a padded copy; `fused` does the same with kernels.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
-from adamerge.core.combine import MeanNorm
+from adamerge.core.combine import Average, Drop, MeanNorm
+from adamerge.core.decision import Decision
 from adamerge.core.evidence import Evidence, Heads
 from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally
-from adamerge.core.recipe import Average, Decision, Drop, Recipe
-from adamerge.core.types import AllTokens, Counts
+from adamerge.core.recipe import Recipe
+from adamerge.core.types import Counts
 from adamerge.runtime.block_view import View
 from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import (
@@ -28,42 +27,15 @@ from adamerge.runtime.packed.layout import (
     ragged_layout,
     round_up_rows,
     token_index,
-    unfold,
     uniform_layout,
     unpad,
 )
+from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 
 # Parts that make one token of several by the decision alone, whatever rows they are given.
 COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
-
-
-@dataclass(frozen=True)
-class State:
-    """The tokens of a batch between two layers.
-
-    `history` says for every original patch which patch of its image it is part of now.  `logs` are the base-2
-    logarithms of the sizes, `normed` is what the coming block's first norm makes of `x`, and `inverse` one over the
-    length of each token, where that is known already.
-    `steps` tells, when asked, what the layers did so far.
-    """
-
-    x: Packed
-    layout: Layout
-    size: PerRow
-    history: Int[Tensor, "b patches"]
-    class_token: bool = False
-    merged: bool = False
-    logs: PerRow | None = None
-    normed: Packed | None = None
-    inverse: PerRow | None = None
-    steps: tuple[Callable[[], LayerTrace], ...] = ()
-
-    @property
-    def layer(self) -> int:
-        """The layer that comes next."""
-        return len(self.steps)
 
 
 class LatePadded(Heads):
@@ -107,33 +79,25 @@ class LateEvidence(Evidence):
     """Evidence whose tokens are padded, and places worked out, when somebody looks at them: who compares keys does
     neither."""
 
-    def __init__(self, state: State, size: Tensor, depth: int, count: Counts | None, heads: Heads | None):
+    def __init__(self, state: PackedState, size: Tensor, depth: int, count: Counts | None, heads: Heads | None):
         layout = state.layout
         vars(self).update(state=state, size=size, layer=state.layer, depth=depth, prefix=layout.prefix, count=count)
         vars(self).update(class_token=state.class_token, heads=heads, patches=state.history.shape[1])
 
     @cached_property
     def raw(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        state: State = vars(self)["state"]
+        state: PackedState = vars(self)["state"]
         return pad(state.x, state.layout, state.layout.most)
 
     @cached_property
     def place(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        state: State = vars(self)["state"]
+        state: PackedState = vars(self)["state"]
         images, patches = state.history.shape
         past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
         return first(keep_all(images, patches, state.x.device).slot, past)
 
 
-def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
-    """A batch as it enters the first block."""
-    b, n, d = x.shape
-    size = torch.ones(b * n, device=x.device)
-    history = torch.arange(n - prefix, device=x.device, dtype=torch.int32).repeat(b, 1)
-    return State(x.reshape(b * n, d), uniform_layout(b, n, prefix, x.device), size, history, class_token)
-
-
-def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
+def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
     """One block, with the recipe's merge before it or between its attention and its MLP."""
     if recipe.site == "before_block":
         state = merge(state, recipe, depth)
@@ -150,21 +114,12 @@ def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
         return replace(state, x=state.x + view.mlp(state.x))
 
 
-def finish(state: State) -> AllTokens:
-    """The tokens in the host's own shape: every patch gets a copy of the token it became part of."""
-    images, patches = state.history.shape
-    if not state.merged:
-        return state.x.view(images, state.layout.prefix + patches, -1)
-    with stage("finish"):
-        return unfold(state.x, state.history, state.layout)
-
-
 def merge(
-    state: State,
+    state: PackedState,
     recipe: Recipe,
     depth: int,
     heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None = None,
-) -> State:
+) -> PackedState:
     """Decide one merge as the reference does, on padded copies, and carry it out on the packed rows."""
     layout = state.layout
     with stage("decide"):
@@ -204,7 +159,7 @@ def merge(
 
 
 def look(
-    state: State, recipe: Recipe, depth: int, heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None
+    state: PackedState, recipe: Recipe, depth: int, heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None
 ) -> Evidence:
     """What a recipe may see of the tokens that are about to be merged, padded to the longest image."""
     layout = state.layout
@@ -234,7 +189,7 @@ def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int)
     return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
 
 
-def _bias(state: State, recipe: Recipe, whole: Layout) -> Tensor | None:
+def _bias(state: PackedState, recipe: Recipe, whole: Layout) -> Tensor | None:
     """What the attention that these heads come from added to its scores."""
     proportional = recipe.proportional_attention and state.merged
     if whole.uniform and not proportional:

@@ -18,8 +18,8 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime.block_view import NormParams, PlainBlockParams, PlainView, View
 from adamerge.runtime.packed import forward as packed
-from adamerge.runtime.packed.forward import State
 from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, pad
+from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
@@ -38,7 +38,7 @@ from adamerge.runtime.triton.readback import Readback, capturing
 from adamerge.runtime.triton.side_stream import SideStream
 
 # Where a pass has handed its tokens on, so that they are freed as soon as nobody needs them.
-EMPTY = packed.start(torch.empty(0, 0, 0), 0)
+EMPTY = pack(torch.empty(0, 0, 0), 0)
 
 
 class TritonBackend:
@@ -58,13 +58,13 @@ class TritonBackend:
         note_used(self)
         key = (x.shape[:2], x.device)
         if self._beginning is None or self._beginning[0] != key:
-            state = packed.start(x, self.prefix, self.class_token)
+            state = pack(x, self.prefix, self.class_token)
             if not capturing(x):
                 self._beginning = key, state.layout, state.size, state.history
             return TritonForward(self, state)
         if capturing(x):
             self._captured.append(self._beginning)
-        return TritonForward(self, State(x.reshape(-1, x.shape[2]), *self._beginning[1:], self.class_token))
+        return TritonForward(self, PackedState(x.reshape(-1, x.shape[2]), *self._beginning[1:], self.class_token))
 
     def rule(self, fusion: Lowered, layer: int, layout: Layout) -> Rule:
         """The count rule of a layer, its calibrated numbers on the device."""
@@ -82,7 +82,7 @@ class TritonBackend:
 class TritonForward:
     """One pass over the blocks."""
 
-    def __init__(self, road: TritonBackend, state: State):
+    def __init__(self, road: TritonBackend, state: PackedState):
         self.road, self.state = road, state
         counting = capturing(state.x) and isinstance(road.fusion, Lowered) and road.fusion.budget.ragged
         self.arithmetic = GemmDispatch(counting)
@@ -94,7 +94,7 @@ class TritonForward:
         with stage("mlp"):
             self.state = self._second_half(state, layer)
 
-    def _first_half(self, layer: int) -> State:
+    def _first_half(self, layer: int) -> PackedState:
         """Attention, with the merge before it or after it."""
         road, state, self.state = self.road, self.state, EMPTY
         fusion, recipe = road.fusion, road.recipe
@@ -151,13 +151,13 @@ class TritonForward:
         """The tokens in the host's own shape."""
         state = self.state
         if not state.merged:
-            return packed.finish(state)
+            return unpack(state)
         with stage("finish"):
             return unfold(state.x, state.history, state.layout)
 
     def _merge_before(
-        self, state: State, layer: int, numbers: PlainBlockParams | None
-    ) -> tuple[State, "Readback | None"]:
+        self, state: PackedState, layer: int, numbers: PlainBlockParams | None
+    ) -> tuple[PackedState, "Readback | None"]:
         fusion = self.road.fusion
         if not isinstance(fusion, Lowered):
             return packed.merge(state, self.road.recipe, len(self.road.views)), None
@@ -169,7 +169,7 @@ class TritonForward:
 
     def _choose(
         self,
-        state: State,
+        state: PackedState,
         fusion: Lowered,
         layer: int,
         key: PackedHeads | None,
@@ -207,13 +207,13 @@ class TritonForward:
 
     def _carry_out(
         self,
-        state: State,
+        state: PackedState,
         fusion: Lowered,
         choice: Choice,
         branch: Packed | None,
         gamma: Float[Tensor, " d"] | None,
         norm: NormParams | None,
-    ) -> State:
+    ) -> PackedState:
         """Merge as chosen; the arrays keep their length until the counts are back."""
         x, normed, size, logs, offsets = merge(
             state.x,
@@ -240,7 +240,7 @@ class TritonForward:
             steps=(*state.steps, told),
         )
 
-    def _qkv(self, state: State, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
+    def _qkv(self, state: PackedState, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
         numbers = self.numbers[layer]
         if numbers is None:
             return self.road.views[layer].qkv(state.x)
@@ -251,7 +251,7 @@ class TritonForward:
         query, key, value = product.unflatten(1, (3, shape.heads, shape.key_dim)).unbind(1)
         return query, key, value
 
-    def _second_half(self, state: State, layer: int) -> State:
+    def _second_half(self, state: PackedState, layer: int) -> PackedState:
         """The MLP, and what the next block begins with."""
         numbers = self.numbers[layer]
         last = layer + 1 == len(self.road.views)
@@ -270,7 +270,7 @@ class TritonForward:
         return self.arithmetic.sum(state, branch, gamma, norm, decides)
 
 
-def _log_sizes(state: State, recipe: Recipe) -> PerRow | None:
+def _log_sizes(state: PackedState, recipe: Recipe) -> PerRow | None:
     """What attention adds to the scores of each key."""
     if not (recipe.proportional_attention and state.merged):
         return None

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear
 
 from adamerge.runtime.block_view import LinearParams, NormParams
-from adamerge.runtime.packed.forward import State
 from adamerge.runtime.packed.layout import Packed
+from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.triton.kernels.launch import small_grid, tma_describable
 from adamerge.runtime.triton.kernels.linear import large, worthwhile
 from adamerge.runtime.triton.kernels.linear import linear as linear_fused
@@ -21,16 +21,16 @@ class GemmDispatch:
 
     counting: bool
 
-    def counted(self, state: State) -> Int[Tensor, " one"] | None:
+    def counted(self, state: PackedState) -> Int[Tensor, " one"] | None:
         """How many rows there are, where the device alone knows."""
         return state.layout.offsets[-1:] if self.counting else None
 
-    def many(self, state: State) -> Int[Tensor, " one"] | None:
+    def many(self, state: PackedState) -> Int[Tensor, " one"] | None:
         """The same where there are many: with few, asking takes longer than working in vain."""
         return None if small_grid(state.x) else self.counted(state)
 
     def linear(
-        self, state: State, x: Float[Tensor, "total d"], layer: LinearParams, activate: bool = False
+        self, state: PackedState, x: Float[Tensor, "total d"], layer: LinearParams, activate: bool = False
     ) -> Float[Tensor, "total out"]:
         """A product for every token of the state, with exact GELU if asked for."""
         if worthwhile(x, layer.weight, activate):
@@ -39,8 +39,12 @@ class GemmDispatch:
         return gelu(y) if activate else y
 
     def add_to(
-        self, state: State, x: Float[Tensor, "total inner"], layer: LinearParams, gamma: Float[Tensor, " d"] | None
-    ) -> tuple[State, Packed | None]:
+        self,
+        state: PackedState,
+        x: Float[Tensor, "total inner"],
+        layer: LinearParams,
+        gamma: Float[Tensor, " d"] | None,
+    ) -> tuple[PackedState, Packed | None]:
         """The tokens with a branch added, or, where this is left to what follows, as they are, and the branch."""
         if not (large(x, layer.weight) and tma_describable(state.x)):
             return state, self.linear(state, x, layer)
@@ -49,12 +53,12 @@ class GemmDispatch:
 
     def sum(
         self,
-        state: State,
+        state: PackedState,
         branch: Packed | None,
         gamma: Float[Tensor, " d"] | None,
         norm: NormParams | None,
         compared: bool,
-    ) -> State:
+    ) -> PackedState:
         """The tokens with their branch, if it still is to be added, and the norm that follows.
 
         If they are to be compared, the sum also gives their lengths.

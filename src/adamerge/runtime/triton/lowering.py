@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore, calibrated
-from adamerge.core.combine import MeanNorm
+from adamerge.core.combine import Average, BySalience, BySalienceAndSize, BySize, Drop, MeanNorm
 from adamerge.core.match import (
     Alternating,
     Bipartite,
@@ -20,7 +20,7 @@ from adamerge.core.match import (
     SimilarityOnly,
     Tokens,
 )
-from adamerge.core.recipe import Average, BySalience, BySalienceAndSize, BySize, Drop, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Affinity, Centrality, ClassShare, Uniform
 
 SCORES = {SimilarityOnly: "similarity", SalientFirst: "first", SalientLast: "last", Protect: "protect"}

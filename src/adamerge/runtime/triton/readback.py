@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from adamerge.core.types import Counts
-from adamerge.runtime.packed.forward import State
 from adamerge.runtime.packed.layout import Layout
+from adamerge.runtime.packed.state import PackedState
 
 
 class Readback:
@@ -23,7 +23,7 @@ class Readback:
                 self.event = torch.cuda.Event()
                 self.event.record()
 
-    def over(self, state: State) -> State:
+    def over(self, state: PackedState) -> PackedState:
         """The state with as many rows as there are tokens."""
         layout = state.layout
         if self.merges is not None:

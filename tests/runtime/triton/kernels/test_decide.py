@@ -8,10 +8,10 @@ from awkward import DEVICE, layout, noise
 from torch import Tensor
 
 from adamerge.core.budget import Fixed, Threshold
-from adamerge.core.combine import MeanNorm
+from adamerge.core.combine import BySize, MeanNorm
 from adamerge.core.evidence import Evidence
 from adamerge.core.plan import tally
-from adamerge.core.recipe import BySize, Recipe
+from adamerge.core.recipe import Recipe
 from adamerge.core.salience import ClassShare, scale_to_mean_one
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge, dymu, tome
