@@ -5,9 +5,7 @@
 own token counts, and what the decision itself costs (affinity, similarity).
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Real
@@ -17,13 +15,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
 from adamerge.hosts.base import find_host
-from adamerge.hosts.call_convention import CallConvention
 from adamerge.patching.apply import stack_of, temporarily_patched, trace
+from adamerge.patching.probes import PassThrough
 from adamerge.patching.stack import install
 from adamerge.runtime.block_view import BlockShape
-
-if TYPE_CHECKING:
-    from torch.utils.flop_counter import FlopCounterMode
 
 
 @dataclass(frozen=True)
@@ -78,7 +73,8 @@ def meter(model: nn.Module) -> Meter:
 
     host = find_host(model)
     counter = FlopCounterMode(display=False)
-    passage = _Passage(counter, host.calls)
+    seen: list[tuple[int, int]] = []
+    probe = PassThrough(host, lambda x: seen.append((x.shape[1], counter.get_total_flops())))
     parameter = next(model.parameters())
     # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
     # The counter's module tracker wants gradients on wherever a parameter is an input.
@@ -89,30 +85,16 @@ def meter(model: nn.Module) -> Meter:
         sdpa_kernel(SDPBackend.MATH),
         counter,
     ):
-        install(host, passage)
+        install(host, probe)
         (host.entry or model)(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
+    tokens, before = seen[-1]
     return Meter(
         blocks=tuple(view.shape for view in host.views),
         prefix=host.prefix,
-        patches=passage.tokens - host.prefix,
-        embedding=passage.flops / 2 / (passage.tokens - host.prefix),
-        head=(counter.get_total_flops() - passage.flops) // 2,
+        patches=tokens - host.prefix,
+        embedding=before / 2 / (tokens - host.prefix),
+        head=(counter.get_total_flops() - before) // 2,
     )
-
-
-class _Passage(nn.Module):
-    """Stands where the blocks are, lets tokens through, and notes how many there are and what they cost so far."""
-
-    def __init__(self, counter: "FlopCounterMode", calls: CallConvention):
-        super().__init__()
-        self.counter, self.calls, self.tokens, self.flops = counter, calls, 0, 0
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self.tokens, self.flops = x.shape[1], self.counter.get_total_flops()
-        return (x,) if self.calls.tuples else x
-
-    def __iter__(self) -> Iterator["_Passage"]:
-        yield self
 
 
 def cost(model: nn.Module) -> Cost:

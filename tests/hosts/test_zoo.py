@@ -160,7 +160,7 @@ def _tables(case: Case) -> dict[str, Any]:
     image_entry(case.model)(case.images)
     handle.remove()
     install(host, blocks)
-    name = host.calls.tables
+    name = host.convention.rotary_keyword
     return {name: caught[0][name]} if name and caught[0].get(name) is not None else {}
 
 
@@ -310,7 +310,7 @@ def test_views_take_tokens_padded_and_packed(case):
         assert padded[0].shape == (2, 5, view.shape.heads, view.shape.key_dim)
         for a, b in zip(padded, packed, strict=True):
             close(b, a.flatten(0, 1))
-    assert isinstance(host.views[0], RotaryView) == bool(host.calls.tables)
+    assert isinstance(host.views[0], RotaryView) == bool(host.convention.rotary_keyword)
 
 
 def real(member: Member) -> nn.Module:
@@ -334,7 +334,7 @@ def test_the_example_of_a_family_is_supported_and_like_the_tiny_one(member):
     with torch.device("meta"):
         model = real(member)
     host, tiny = find_host(model), find_host(member.build())
-    assert type(host.views[0]) is type(tiny.views[0]) and type(host.calls) is type(tiny.calls)
+    assert type(host.views[0]) is type(tiny.views[0]) and type(host.convention) is type(tiny.convention)
 
 
 def test_the_zoo_has_every_library():

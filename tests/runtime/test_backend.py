@@ -51,7 +51,7 @@ def test_automatically_a_cpu_takes_the_reference_in_silence():
     with torch.inference_mode():
         expected = adamerge.apply(model, recipe, "reference")(images)
         assert torch.equal(adamerge.apply(model, recipe)(images), expected)
-    assert stack_of(model).switch.runtime == "auto"
+    assert stack_of(model).selector.runtime == "auto"
 
 
 def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):

@@ -89,7 +89,10 @@ def test_a_view_that_cannot_turn_is_named():
 
 
 def test_tables_for_each_image_are_refused():
-    calls = CallConvention("rope")
-    assert calls.read((), {"rope": None}) == () and len(calls.read((), {"rope": torch.zeros(4, 8)})) == 1
+    convention = CallConvention("rope")
+    assert (
+        convention.rotary_tables((), {"rope": None}) == ()
+        and len(convention.rotary_tables((), {"rope": torch.zeros(4, 8)})) == 1
+    )
     with pytest.raises(BadOption, match=r"the same for all images; got \[\(2, 1, 4, 8\)\]. Switch patch dropout off"):
-        calls.read((), {"rope": torch.zeros(2, 1, 4, 8)})
+        convention.rotary_tables((), {"rope": torch.zeros(2, 1, 4, 8)})

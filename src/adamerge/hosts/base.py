@@ -42,7 +42,7 @@ class Host:
     prefix: int
     class_token: bool
     image: tuple[int, ...]
-    calls: CallConvention = field(default_factory=CallConvention)
+    convention: CallConvention = field(default_factory=CallConvention)
     entry: nn.Module | None = None
     head: Methods = ()
     positions: tuple[nn.Module, str] | None = None

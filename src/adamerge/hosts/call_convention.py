@@ -1,4 +1,4 @@
-"""How a host library calls its blocks: what it passes besides the tokens, and what it expects back."""
+"""How a host library calls its blocks: which arguments it passes besides the tokens, and what it expects back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from adamerge.core.errors import BadOption
 
 MASKS = "attention masks and merging do not go together; call adamerge.remove(model) first"
 WEIGHTS = (
-    "a merged model has no attention weights over the original patches to give; leave output_attentions out, or call "
+    "a merged model has no attention weights over the original patches; leave output_attentions out, or call "
     "adamerge.remove(model) first"
 )
 
@@ -19,36 +19,40 @@ WEIGHTS = (
 class CallConvention:
     """What a host passes to a block besides the tokens, and what it expects back.
 
-    `tables` is the keyword of rotary tables.  `tuples` says whether a block returns a tuple.  `watched` says whether
-    the library observes blocks by class and hook, so that the modules that run must be of the block's own class.
-    `contiguous` says whether the host's first sum lays tokens out one after the other, because it names the branch
-    before the tokens; means over another layout have other bits.
+    Attributes:
+        rotary_keyword: the keyword by which the host passes rotary tables, if it does.
+        returns_tuple: whether a block returns a tuple whose first element is the tokens.
+        hooked_by_class: whether the library finds blocks by their class and reads them by forward hooks (transformers
+            does, to record hidden states).  The modules that run must then be instances of the block's own class.
+        contiguous_tokens: whether the tokens are contiguous after the first block.  They are where the host computes
+            `branch + tokens`; `tokens + branch` keeps the memory layout of `tokens`.  Sums over another layout round
+            differently.
     """
 
-    tables: str | None = None
-    tuples: bool = False
-    watched: bool = False
-    contiguous: bool = False
+    rotary_keyword: str | None = None
+    returns_tuple: bool = False
+    hooked_by_class: bool = False
+    contiguous_tokens: bool = False
 
-    def check(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
-        """Refuse to start a run that the host would repeat or take apart."""
+    def check_can_run(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
+        """Refuse gradient checkpointing, which would run a merged block twice."""
         checkpoints = any(getattr(part, "gradient_checkpointing", False) and part.training for part in (owner, *blocks))
         if checkpoints or getattr(owner, "grad_checkpointing", False):
-            switch = "gradient_checkpointing_disable()" if checkpoints else "set_grad_checkpointing(False)"
+            method = "gradient_checkpointing_disable()" if checkpoints else "set_grad_checkpointing(False)"
             raise BadOption(
                 "gradient checkpointing would run a merged block twice on different tokens; "
-                f"call model.{switch} before running the merged model"
+                f"call model.{method} before running the merged model"
             )
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-        """The rotary tables of a call; masks and requests for attention weights are refused."""
-        given = dict(kwargs)
-        tables = given.pop(self.tables, None) if self.tables else None
-        # transformers passes it by place until 4.56.
-        if given.pop("output_attentions", None) or any(value is True for value in args):
+    def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The rotary tables among the arguments of a call; masks and requests for attention weights are refused."""
+        others = dict(kwargs)
+        tables = others.pop(self.rotary_keyword, None) if self.rotary_keyword else None
+        # transformers passes it by position until 4.56.
+        if others.pop("output_attentions", None) or any(value is True for value in args):
             raise BadOption(WEIGHTS)
-        causal = given.get("is_causal")
-        if causal or any(isinstance(value, Tensor) for value in (*args, *given.values())):
+        causal = others.get("is_causal")
+        if causal or any(isinstance(value, Tensor) for value in (*args, *others.values())):
             raise BadOption(MASKS)
         if tables is None:
             return ()

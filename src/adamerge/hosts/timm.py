@@ -73,7 +73,7 @@ class TimmBlock:
         block = self.block
         return block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
 
-    def numbers(self) -> PlainBlockParams | None:
+    def params(self) -> PlainBlockParams | None:
         if type(self.block) is not Block:
             return None
         block, attn, mlp = self.block, self.attn, self.block.mlp
@@ -173,13 +173,13 @@ def host(model: nn.Module) -> Host:
         )
     rotary = isinstance(model, Eva)
     has_class = model.cls_token is not None if rotary else model.has_class_token
-    calls = CallConvention("rope" if rotary else None)
+    convention = CallConvention("rope" if rotary else None)
     head = ((model, "forward_head"),)
     # Variants that put tokens together in a way of their own keep it.  A patched method wraps the model's own.
     own = inspect.unwrap(type(model)._pos_embed) is VisionTransformer._pos_embed
     positions = (model, "_pos_embed") if own else None
     found = Host(
-        model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), calls, None, head, positions
+        model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), convention, None, head, positions
     )
     return replace(found, views=tuple(_views(found.container)))
 

@@ -93,13 +93,13 @@ class RotaryBlock(Block):
 
 
 @dataclass(frozen=True)
-class Recorded(CallConvention):
+class TransformersConvention(CallConvention):
     """transformers' way: blocks are watched, and whether attention is recorded is known to the recorder alone."""
 
     attention: Any = None
 
-    def check(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
-        super().check(owner, blocks)
+    def check_can_run(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
+        super().check_can_run(owner, blocks)
         asked = collector.get() if collector is not None else None
         # 4.x records by a function laid over the forward of every attention module.
         laid_over = isinstance(vars(self.attention).get("forward"), FunctionType)
@@ -111,12 +111,12 @@ class Recorded(CallConvention):
         if laid_over or (asked is not None and "attentions" in asked):
             raise BadOption(WEIGHTS)
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         # Older releases of torch do not say so, and cannot export these models.
         if getattr(torch.compiler, "is_exporting", bool)():
             # 5.x cannot skip an empty mask while it is traced, and a traced mask has no values to look at.
             args = tuple(value for value in args if not isinstance(value, Tensor))
-        return super().read(args, kwargs)
+        return super().rotary_tables(args, kwargs)
 
 
 def host(model: nn.Module) -> Host:
@@ -128,10 +128,10 @@ def host(model: nn.Module) -> Host:
     # Until transformers 4.56, and for CLIP in all of 4.x, blocks return a tuple and can be asked for attention.
     asks = "output_attentions" in inspect.signature(type(views[0].block).forward).parameters
     branch_first = views[0].layout is not PAIRED
-    calls = Recorded(kind.tables, asks, True, branch_first, attention=views[0].attention)
+    convention = TransformersConvention(kind.tables, asks, True, branch_first, attention=views[0].attention)
     takes_images = getattr(model, "main_input_name", "") == "pixel_values"
     entry, head = None if takes_images else tower, tuple(_head(model, owner))
-    return replace(found, views=views, calls=calls, entry=entry, head=head)
+    return replace(found, views=views, convention=convention, entry=entry, head=head)
 
 
 def _head(model: nn.Module, owner: nn.Module) -> Iterator[tuple[nn.Module, str]]:

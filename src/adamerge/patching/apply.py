@@ -55,7 +55,7 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
         class_token=host.class_token,
         training=(installed(host) or host.container).training,
         runtime=runtime,
-        calls=host.calls,
+        convention=host.convention,
         head=host.head,
         before=(*patch_embedding_patches(model), *position_patches(host)),
     )

@@ -34,14 +34,14 @@ class Stack(BlockStack):
         class_token: bool,
         training: bool,
         runtime: Runtime = "auto",
-        calls: CallConvention | None = None,
+        convention: CallConvention | None = None,
         head: Methods = (),
         before: Sequence[MethodPatch] = (),
     ):
         super().__init__()
-        self.calls = calls or CallConvention()
+        self.convention = convention or CallConvention()
         for name, block in container.named_children():
-            self.add_module(name, make_proxy(block) if self.calls.watched else block)
+            self.add_module(name, make_proxy(block) if self.convention.hooked_by_class else block)
         # Tuples keep nn.Module from registering them: the owner would otherwise contain itself.
         self._owner = (owner,)
         self._container = (container,)
@@ -52,8 +52,8 @@ class Stack(BlockStack):
         self.class_token = class_token
         self.recipe = recipe
         self.training = training
-        self.switch = BackendSelector(
-            self._views, recipe, prefix, class_token, runtime, rotary=self.calls.tables is not None
+        self.selector = BackendSelector(
+            self._views, recipe, prefix, class_token, runtime, rotary=self.convention.rotary_keyword is not None
         )
         self.told: Trace | Callable[[], Trace] | None = None
 
@@ -76,7 +76,7 @@ class Stack(BlockStack):
         if self.recipe.ragged:
             for module, method in self._head:
                 run_per_image(module, method)
-        if self.switch.may_pack:
+        if self.selector.may_pack:
             for module, method, around in self._before:
                 patch(module, method, around)
 
@@ -127,7 +127,7 @@ class Stack(BlockStack):
                 f"blocks of a merged model run in order from the first; [{which.start}:{which.stop}:{which.step}] "
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
-        self.calls.check(self._owner[0], list(self.children()))
+        self.convention.check_can_run(self._owner[0], list(self.children()))
         run = Run(self)
         return [Step(run, layer) for layer in layers]
 
@@ -147,7 +147,7 @@ class Run:
     def begin(self, x: Tensor) -> None:
         """Take the tokens that enter the first block."""
         stack = self.stack
-        self.road, self.layer = stack.switch.choose(x, stack.views, stack.training), 0
+        self.road, self.layer = stack.selector.choose(x, stack.views, stack.training), 0
 
     def advance(self, layer: int, tables: Tables = ()) -> None:
         """Run one block, with the rotary tables that the host hands it."""
@@ -171,17 +171,17 @@ class Step:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         stack = self.run.stack
-        if stack.calls.watched:
+        if stack.convention.hooked_by_class:
             # Through the module, so that hooks on the block see it run.
             return stack[self.layer](x, *args, adamerge_step=self, **kwargs)
         return self.take(x, args, kwargs)
 
     def take(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the block on the tokens that the run holds: the host must hand on what the block before it gave."""
-        run, calls = self.run, self.run.stack.calls
-        tables = calls.read(args, kwargs)
+        run, convention = self.run, self.run.stack.convention
+        tables = convention.rotary_tables(args, kwargs)
         if self.layer == 0:
-            run.begin(x.contiguous() if calls.contiguous else x)
+            run.begin(x.contiguous() if convention.contiguous_tokens else x)
         elif x is not run.given and run.given is not None and not torch.compiler.is_compiling():
             raise BadOption(
                 f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
@@ -189,7 +189,7 @@ class Step:
             )
         run.advance(self.layer, tables)
         run.given = run.end()
-        return (run.given,) if calls.tuples else run.given
+        return (run.given,) if convention.returns_tuple else run.given
 
 
 def installed(host: Host) -> Stack | None:

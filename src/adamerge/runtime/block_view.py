@@ -65,7 +65,7 @@ class PlainBlockParams:
 class PlainView(Protocol):
     """A view that can say its numbers, so that a runtime may fuse what lies between them."""
 
-    def numbers(self) -> PlainBlockParams | None:
+    def params(self) -> PlainBlockParams | None:
         """None where the block is not plain now: something between its layers is at work, or watches them."""
         ...
 

@@ -21,10 +21,10 @@ from adamerge.core.types import PerToken
 from adamerge.data.batches import Images, batches
 from adamerge.evaluation import kl_divergence
 from adamerge.flops import meter
-from adamerge.hosts.base import Host, find_host
+from adamerge.hosts.base import find_host
 from adamerge.methods import none
 from adamerge.patching.apply import temporarily_patched
-from adamerge.patching.probes import embed
+from adamerge.patching.probes import GivenTokens, embed
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
 from adamerge.search.solve import Sense
@@ -125,7 +125,7 @@ class Evaluator:
         compared, choices = [], []
         for batch, state, wanted in zip(self.images, states, self.wanted, strict=True):
             tokens = reference.finish(state)
-            install(self.host, _Given(tokens, self.host))
+            install(self.host, GivenTokens(self.host, tokens))
             judged = self._judged(self._answer(batch)[0], tokens if self.loss == "features" else None)
             compared.append(_compare(wanted, judged))
             choices.append(judged[0].argmax(1))
@@ -158,7 +158,7 @@ class Evaluator:
         blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
         outputs = []
         for given in (tokens, blank):
-            install(self.host, _Given(given, self.host))
+            install(self.host, GivenTokens(self.host, given))
             outputs.append(self._answer(image)[0])
         install(self.host, self.host.container)
         return not torch.equal(*outputs)
@@ -242,25 +242,3 @@ class _Linked:
 
     def macs(self, n: Tensor, at: Widths) -> Tensor:
         return 0 * n
-
-
-class _Given(nn.Module):
-    """Stands where the blocks are and gives the tokens they would have given: once, to a host that loops over them."""
-
-    def __init__(self, tokens: Tensor, host: Host):
-        super().__init__()
-        self.tokens, self.tuples = tokens, host.calls.tuples
-        # In a tuple, so that it is not registered: the host's own blocks, for those who look at one.
-        self.container = (host.container,)
-
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (self.tokens,) if self.tuples else self.tokens
-
-    def __iter__(self) -> Iterator["_Given"]:
-        yield self
-
-    def __len__(self) -> int:
-        return len(list(self.container[0].children()))
-
-    def __getitem__(self, which: int | slice) -> Any:
-        return [self] if isinstance(which, slice) else list(self.container[0].children())[which]

@@ -18,7 +18,7 @@ FLOAT32 = torch.zeros(1)
 
 
 def views(model: nn.Module):
-    return stack_of(adamerge.apply(model, RECIPES["tome"](model, pictures(1)), "packed")).switch.views
+    return stack_of(adamerge.apply(model, RECIPES["tome"](model, pictures(1)), "packed")).selector.views
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 197])

@@ -64,7 +64,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
 
 def with_kernels(model: nn.Module) -> None:
     """Take the kernels' road even where there is no device for it: the interpreter stands in."""
-    switch = stack_of(model).switch
+    switch = stack_of(model).selector
     switch.choose = lambda x, views, training: roads.TritonWithFallback(switch, x, views)
 
 
@@ -222,7 +222,7 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert torch.equal(adamerge.trace(model).slots(), before.slots())
         asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-        switch = stack_of(model).switch
+        switch = stack_of(model).selector
         assert switch._obstacle(asked, False) == switch.failed is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")

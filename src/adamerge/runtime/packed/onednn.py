@@ -17,7 +17,7 @@ def with_onednn(view: View, x: Tensor) -> View:
     """The view with oneDNN's products where the block is plain and they exist; otherwise the view as it is."""
     if not (isinstance(view, PlainView) and x.device.type == "cpu" and x.dtype == torch.float32 and available()):
         return view
-    numbers = view.numbers()
+    numbers = view.params()
     return view if numbers is None else OneDnnView(view, numbers)
 
 

@@ -86,7 +86,7 @@ class TritonForward:
         self.road, self.state = road, state
         counting = capturing(state.x) and isinstance(road.fusion, Lowered) and road.fusion.budget.ragged
         self.arithmetic = GemmDispatch(counting)
-        self.numbers = [view.numbers() if isinstance(view, PlainView) else None for view in road.views]
+        self.numbers = [view.params() if isinstance(view, PlainView) else None for view in road.views]
 
     def step(self, layer: int) -> None:
         """One block.  What a half of it needed is freed before the next begins."""
