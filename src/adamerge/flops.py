@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from adamerge.core.evidence import Widths
@@ -86,7 +87,9 @@ def meter(model: nn.Module) -> Meter:
         counter,
     ):
         install(host, probe)
-        (host.entry or model)(torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype))
+        entry = host.entry or model
+        blank = torch.zeros(1, *host.image, device=parameter.device, dtype=parameter.dtype)
+        functional_call(entry, _copies_for_autograd(entry), (blank,))
     tokens, before = seen[-1]
     return Meter(
         blocks=tuple(view.shape for view in host.views),
@@ -95,6 +98,19 @@ def meter(model: nn.Module) -> Meter:
         embedding=before / 2 / (tokens - host.prefix),
         head=(counter.get_total_flops() - before) // 2,
     )
+
+
+def _copies_for_autograd(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of the parameters and buffers that were made in inference mode, which autograd refuses to work with.
+
+    The blocks are not in the model while it is metered, so these are few.
+    """
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {
+        name: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for name, tensor in tensors
+        if tensor.is_inference()
+    }
 
 
 def cost(model: nn.Module) -> Cost:

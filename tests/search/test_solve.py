@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 from hosts.families import build, pictures
+from search.mean_cost import mean_cost
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
@@ -29,18 +30,6 @@ def model():
 @pytest.fixture(scope="module")
 def images():
     return pictures(4)
-
-
-def mean_cost(model, images, recipe, sense: str) -> float:
-    """The mean cost, one image at a time: what the solver should have found."""
-    adamerge.apply(model, recipe)
-    costs = []
-    with torch.no_grad():
-        for image in images:
-            model(image[None])
-            costs.append(getattr(adamerge.flops.cost(model), sense).item())
-    adamerge.remove(model)
-    return sum(costs) / len(costs)
 
 
 @pytest.mark.parametrize("sense", ["true", "paper"])

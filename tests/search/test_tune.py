@@ -6,19 +6,16 @@ import re
 import pytest
 import torch
 from hosts.families import build, pictures
+from search.mean_cost import mean_cost
 
 import adamerge
 from adamerge import presets
-from adamerge.core.budget import Threshold
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.flops import meter
 from adamerge.patching.apply import stack_of
-from adamerge.search import latency
 from adamerge.search.evaluator import Evaluator, gather_images
-from adamerge.search.families import first_layer_and_slope
 from adamerge.search.options import TuningOptions
-from adamerge.search.schedule import MERGE_ALL, expected_macs, linear_rates, merged_per_layer, scale_rates
 from adamerge.search.tuner import TuningReport, tune_with_report
 
 FINE = {"patch_size": 8, "depth": 4}
@@ -44,25 +41,13 @@ def found(model, images):
     return report(model, images, 0.3, tries=12)
 
 
-def cost_of(model, images, recipe) -> float:
-    """The mean true cost, one image at a time."""
-    adamerge.apply(model, recipe)
-    costs = []
-    with torch.no_grad():
-        for image in images:
-            model(image[None])
-            costs.append(adamerge.flops.cost(model).true.item())
-    adamerge.remove(model)
-    return sum(costs) / len(costs)
-
-
 def tuned_on(images):
     return images[torch.arange(len(images)) % 4 != 3]
 
 
 def test_the_cost_is_met_on_the_images_it_was_tuned_on(model, images, found):
     full = meter(model).unmerged().true.item()
-    reached = cost_of(model, tuned_on(images), found.recipe)
+    reached = mean_cost(model, tuned_on(images), found.recipe)
     assert reached == pytest.approx(0.7 * full, rel=0.006)
     assert found.gmacs == pytest.approx(reached / 1e9, rel=1e-3)
     assert found.images == 9 and found.check_images == 3
@@ -202,25 +187,6 @@ def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
         Recipe.load(tmp_path / "bad.json")
 
 
-def test_a_latency_out_of_reach_is_refused_with_what_was_measured(model, images, monkeypatch):
-    monkeypatch.setattr(latency, "relative_latency", lambda bench, recipe: 1.25)
-    with pytest.raises(
-        BadOption, match=r"a latency ratio of 0\.0001 is out of reach on this device with 9 images at once: 1\.25"
-    ):
-        report(model, images, latency_ratio=0.0001)
-
-
-def test_a_latency_within_reach_gives_a_cut(model, images, monkeypatch):
-    """Times are read off the counts here: no test may wait for a clock."""
-    bench = Evaluator(model, gather_images(model, images))
-
-    def pretend(bench: Evaluator, recipe: Recipe) -> float:
-        return bench.sweep(recipe, calibrate=False).macs.mean().item() / bench.full + 0.1
-
-    monkeypatch.setattr(latency, "relative_latency", pretend)
-    assert latency.cut_for_latency(bench, 0.75) == pytest.approx(0.35, abs=0.03)
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -245,50 +211,3 @@ def test_too_few_images_are_refused(model, images):
         adamerge.tune(model, images[:3])
     with pytest.raises(BadImages, match="there are no images to tune on"):
         adamerge.tune(model, [])
-
-
-@pytest.mark.parametrize("cut", [0.01, 0.1, 0.3, 0.5])
-@pytest.mark.parametrize("first", [0, 1, 2])
-def test_a_schedule_is_scaled_to_its_cost(model, cut, first):
-    prices, family = meter(model), presets.protect()
-    goal = (1 - cut) * prices.unmerged().true.item()
-    for last in (None, MERGE_ALL):
-        rates = scale_rates(linear_rates(4, first, 0.5, last), goal, prices, family, "true")
-        assert expected_macs(rates, prices, family, "true") == pytest.approx(goal, rel=1e-6)
-        if cut <= 0.1:
-            assert rates[:first] == (0.0,) * first, "early layers help out only where the others cannot do it"
-
-
-def test_a_schedule_merges_at_most_every_second_token():
-    assert merged_per_layer((MERGE_ALL, 0.0, MERGE_ALL), 100) == (50.0, 0.0, 25.0)
-
-
-def test_the_preset_meets_its_cost_without_a_search(model, images):
-    recipe = presets.best(model, images, 0.3)
-    assert cost_of(model, images, recipe) == pytest.approx(0.7 * meter(model).unmerged().true.item(), rel=0.006)
-    assert isinstance(recipe.budget, Threshold) and isinstance(recipe.budget.r, tuple)
-
-
-def test_the_untuned_preset_diverges_far_less_than_tome_on_the_embedded_model():
-    """The crown, on the one trained model that is always here; docs/frontier.md has the others."""
-    from adamerge.embedded import load, preprocess, scenes
-    from adamerge.methods import METHODS
-    from adamerge.search.solve import solve
-
-    model, images = load(), preprocess(scenes(0, 16, seed=3).images)
-    bench = Evaluator(model, [images])
-    recipe = presets.best(model, images, 0.3)
-    tome = solve(model, images, METHODS["tome"], 0.3).recipe
-    mine, theirs = (bench.sweep(one, calibrate=False) for one in (recipe, tome))
-    assert mine.macs.mean() <= 1.006 * theirs.macs.mean()
-    assert mine.loss.mean() < 0.2 * theirs.loss.mean()
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3, 12, 24, 40])
-def test_presets_spread_their_merges_over_any_depth(depth):
-    for cut in (0.05, 0.2, 0.3, 0.4, 0.5, 0.9):
-        for reads in (True, False):
-            spread = presets.rates(cut, depth, reads)
-            assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
-    firsts = [first_layer_and_slope(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
-    assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"

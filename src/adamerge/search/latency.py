@@ -19,13 +19,16 @@ CUTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 PRECISION = 0.03
 
 
-def cut_for_latency(evaluator: Evaluator, ratio: float) -> float:
-    """The smallest cut, to 2.5 points, at which the preset takes at most `ratio` of the unmerged model's time."""
+def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) -> float:
+    """The smallest cut, to 2.5 points, at which the preset takes at most `ratio` of the unmerged model's time.
+
+    `static` times the preset that merges the same number in every image.
+    """
     measured = []
     low = 0.0
     for cut in CUTS:
         try:
-            recipe = preset_at(evaluator, Target(cut=cut))
+            recipe = preset_at(evaluator, Target(cut=cut), static)
         except BadOption as error:
             measured.append(f"a cut of {cut:.0%} cannot be had ({error})")
             continue
@@ -42,7 +45,7 @@ def cut_for_latency(evaluator: Evaluator, ratio: float) -> float:
     high = cut
     while high - low > PRECISION:
         middle = (low + high) / 2
-        if relative_latency(evaluator, preset_at(evaluator, Target(cut=middle))) <= ratio:
+        if relative_latency(evaluator, preset_at(evaluator, Target(cut=middle), static)) <= ratio:
             high = middle
         else:
             low = middle

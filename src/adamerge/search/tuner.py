@@ -112,11 +112,8 @@ def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -
     begin = time.monotonic()
     tuning_images, held_out = hold_out(gather_images(model, images))
     evaluator = Evaluator(model, tuning_images, sense=options.count, loss=options.loss)
-    target = options.target
-    if target is None:
-        assert options.latency_ratio is not None
-        target = Target(cut=cut_for_latency(evaluator, options.latency_ratio))
-    journal = Journal(options.resume, _task(evaluator, options, target))
+    journal = Journal(options.resume, _task(evaluator, options))
+    target = options.target if options.target is not None else _latency_target(evaluator, options, journal)
     until = begin + (options.time_limit if options.time_limit is not None else torch.inf)
     limits = SearchLimits(options.tries, options.seed, until, options.progress)
     best, tried = search_candidates(evaluator, target, limits, journal=journal, static=options.static)
@@ -150,8 +147,24 @@ def hold_out(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return list(joined[~out].split(size)), list(joined[out].split(size))
 
 
-def _task(evaluator: Evaluator, options: TuningOptions, target: Target) -> dict[str, Any]:
-    """What tells one search from another in a journal."""
+def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journal) -> Target:
+    """The cut that meets the wanted latency: from the journal, or measured and kept there.
+
+    Times differ from run to run.  A search that measured again could not continue from its own journal.
+    """
+    ratio = options.latency_ratio
+    assert ratio is not None
+    asked = {"latency_ratio": ratio}
+    cut = journal.lookup(asked)
+    if cut is None:
+        cut = cut_for_latency(evaluator, ratio, options.static)
+        journal.record(asked, cut)
+    return Target(cut=cut)
+
+
+def _task(evaluator: Evaluator, options: TuningOptions) -> dict[str, Any]:
+    """What tells one search from another in a journal.  Journals of version 0.1.0 have the same fields."""
+    target = options.target if options.target is not None else f"latency ratio {options.latency_ratio:g}"
     return {
         "model": evaluator.host.fingerprint(),
         "images": digest_tensors(evaluator.images),

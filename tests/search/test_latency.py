@@ -1,0 +1,87 @@
+"""A latency gives a cut, measured once.  Times are read off the costs here: no test waits for a clock."""
+
+import pytest
+from hosts.families import build, pictures
+
+from adamerge.core.errors import BadOption
+from adamerge.core.recipe import Recipe
+from adamerge.search import latency
+from adamerge.search.evaluator import Evaluator, gather_images
+from adamerge.search.options import TuningOptions
+from adamerge.search.tuner import TuningReport, tune_with_report
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("vit", patch_size=8, depth=4)
+
+
+@pytest.fixture(scope="module")
+def images():
+    return pictures(12)
+
+
+class Clock:
+    """Takes the share of the cost for the share of the time, plus `overhead`; keeps the recipes that it timed."""
+
+    def __init__(self, overhead: float = 0.1):
+        self.overhead = overhead
+        self.timed: list[Recipe] = []
+
+    def __call__(self, evaluator: Evaluator, recipe: Recipe) -> float:
+        self.timed.append(recipe)
+        return evaluator.sweep(recipe, calibrate=False).macs.mean().item() / evaluator.full + self.overhead
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(latency, "relative_latency", clock)
+    return clock
+
+
+def report(model, images, **options) -> TuningReport:
+    return tune_with_report(model, images, TuningOptions(progress=False, tries=2, **options))
+
+
+def test_a_latency_out_of_reach_is_refused_with_what_was_measured(model, images, monkeypatch):
+    monkeypatch.setattr(latency, "relative_latency", lambda evaluator, recipe: 1.25)
+    with pytest.raises(
+        BadOption, match=r"a latency ratio of 0\.0001 is out of reach on this device with 9 images at once: 1\.25"
+    ):
+        report(model, images, latency_ratio=0.0001)
+
+
+def test_a_latency_within_reach_gives_a_cut(model, images, clock):
+    evaluator = Evaluator(model, gather_images(model, images))
+    assert latency.cut_for_latency(evaluator, 0.75) == pytest.approx(0.35, abs=0.03)
+    assert all(recipe.ragged for recipe in clock.timed)
+
+
+def test_a_static_recipe_is_timed_for_a_static_search(model, images, clock):
+    """Static recipes run at other speeds than adaptive ones: their shapes are known beforehand."""
+    found = report(model, images, latency_ratio=0.75, static=True)
+    assert clock.timed and not any(recipe.ragged for recipe in clock.timed)
+    assert found.cut == pytest.approx(0.35, abs=0.04)
+
+
+def test_a_resumed_search_takes_the_cut_that_was_measured_from_its_journal(model, images, tmp_path, clock):
+    """Times differ from run to run; measured again, the cut would, and the journal would be another search's."""
+    journal = tmp_path / "tried.jsonl"
+    first = report(model, images, latency_ratio=0.75, resume=journal)
+    written, clock.overhead = journal.read_text(), 0.2
+    clock.timed.clear()
+    again = report(model, images, latency_ratio=0.75, resume=journal)
+    assert clock.timed == [] and again.recipe == first.recipe
+    assert journal.read_text() == written
+    with pytest.raises(BadOption, match="is the journal of another search: it differs in target"):
+        report(model, images, latency_ratio=0.8, resume=journal)
+
+
+def test_a_search_that_stopped_right_after_measuring_has_its_cut_in_the_journal(model, images, tmp_path, clock):
+    journal = tmp_path / "tried.jsonl"
+    complete = report(model, images, latency_ratio=0.75, resume=journal)
+    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines()[:2]))
+    clock.timed.clear()
+    assert report(model, images, latency_ratio=0.75, resume=journal).recipe == complete.recipe
+    assert clock.timed == []

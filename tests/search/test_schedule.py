@@ -1,0 +1,39 @@
+"""Schedules meet their cost, merge no more than they can, and begin the earlier the more is cut."""
+
+import pytest
+from hosts.families import build
+
+from adamerge.flops import meter
+from adamerge.search.families import first_layer_and_slope, protect, rates
+from adamerge.search.schedule import MERGE_ALL, expected_macs, linear_rates, merged_per_layer, scale_rates
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build("vit", patch_size=8, depth=4)
+
+
+@pytest.mark.parametrize("cut", [0.01, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_schedule_is_scaled_to_its_cost(model, cut, first):
+    prices, family = meter(model), protect()
+    goal = (1 - cut) * prices.unmerged().true.item()
+    for last in (None, MERGE_ALL):
+        scaled = scale_rates(linear_rates(4, first, 0.5, last), goal, prices, family, "true")
+        assert expected_macs(scaled, prices, family, "true") == pytest.approx(goal, rel=1e-6)
+        if cut <= 0.1:
+            assert scaled[:first] == (0.0,) * first, "idle layers merge only where the others cannot meet the cost"
+
+
+def test_a_schedule_merges_at_most_every_second_token():
+    assert merged_per_layer((MERGE_ALL, 0.0, MERGE_ALL), 100) == (50.0, 0.0, 25.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 12, 24, 40])
+def test_presets_spread_their_merges_over_any_depth(depth):
+    for cut in (0.05, 0.2, 0.3, 0.4, 0.5, 0.9):
+        for reads in (True, False):
+            spread = rates(cut, depth, reads)
+            assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
+    firsts = [first_layer_and_slope(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
+    assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"
