@@ -24,7 +24,7 @@ from adamerge.core.errors import BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.folders import even_indices
-from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.bootstrap import intervals, paired
 from adamerge.experiments.versions import versions
 from adamerge.methods import METHODS

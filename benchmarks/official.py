@@ -23,7 +23,7 @@ from adamerge.cli.bench import read_sizes, table
 from adamerge.cli.compare import read_labels
 from adamerge.cli.loading import load_model
 from adamerge.core.recipe import Recipe
-from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.benchmark import Contender, bench, drawn_images, folder_images, make_entries, twin
 from adamerge.experiments.benchmark.contenders import pricing
 from adamerge.flops import Meter, meter

@@ -31,7 +31,7 @@ from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.data.folders import normalise
 from adamerge.embedded import CLASSES, scenes
-from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED, TRAINING_SEED
+from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED, TRAINING_SEED
 from adamerge.experiments.versions import versions
 from adamerge.flops import meter
 from adamerge.hosts.base import find_host

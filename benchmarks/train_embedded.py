@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adamerge.embedded import CLASSES, build, load, preprocess, scenes
-from adamerge.embedded.scenes import DIFFICULTY, TEST_SEED, TRAINING_SEED
+from adamerge.embedded.scene_generator import DIFFICULTY, TEST_SEED, TRAINING_SEED
 
 VALIDATION_SEED = 2**31
 TEST_IMAGES = 4096

@@ -1,4 +1,4 @@
-"""Imports go one way, the import is cheap and silent, and every file and public name says what it is."""
+"""Imports go one way, files and functions stay small, names are used once, and the import is cheap and silent."""
 
 import ast
 import inspect
@@ -8,86 +8,149 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import ROOT, load_script
 
 import adamerge
 
-ROOT = Path(adamerge.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+imports = load_script("import_graph")
+MODULES: dict[str, Path] = imports.modules()
+GRAPH: dict[str, set[str]] = imports.module_graph(MODULES)
 STDLIB = set(sys.stdlib_module_names)
 
-# Room -> the rooms of ours it may import.  Anything directly under the package is a room of its own.
-ROOMS = {
-    "core": {"core"},
-    "methods": {"methods", "core"},
-    "runtime": {"runtime", "core"},
-    "models": {"models", "runtime", "core"},
-    "embedded": {"embedded", "core"},
-    "images": {"core"},
+LIBRARY = {
+    "calibration",
+    "core",
+    "data",
+    "embedded",
+    "evaluation",
+    "flops",
+    "hosts",
+    "methods",
+    "patching",
+    "presets",
 }
-# The outside libraries a low room may import.  The rest may use what pyproject lists.
-OUTSIDE = {
+LIBRARY |= {"recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing"}
+
+# Room -> the other rooms it may import.  A module directly under the package is a room of its own.
+ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "methods": {"core"},
+    "embedded": {"core"},
+    "timing": set(),
+    "digest": set(),
+    "runtime": {"core", "runtime.packed", "runtime.triton"},
+    "runtime.packed": {"core", "runtime"},
+    "runtime.triton": {"core", "runtime", "runtime.packed"},
+    "hosts": {"core", "runtime"},
+    "data": {"core", "embedded", "hosts"},
+    "patching": {"core", "hosts", "runtime", "runtime.packed", "runtime.triton"},
+    "recipe_files": {"core", "patching"},
+    "flops": {"core", "hosts", "patching", "runtime"},
+    "calibration": {"core", "data", "hosts", "methods", "patching", "runtime"},
+    "evaluation": {"core", "data", "flops", "hosts", "patching", "runtime", "timing"},
+    "search": LIBRARY - {"search", "presets", "embedded", "recipe_files"},
+    "presets": LIBRARY - {"presets", "embedded", "recipe_files"},
+    "experiments": LIBRARY,
+    "plots": LIBRARY | {"experiments"},
+    "cli": LIBRARY | {"experiments", "plots"},
+    "": LIBRARY,
+    "__main__": {"cli"},
+}
+# Room -> the libraries it may import, besides Python's own.
+LIBRARIES: dict[str, set[str]] = {
     "core": {"torch", "jaxtyping"},
     "methods": {"torch", "jaxtyping"},
-    "runtime": {"torch", "jaxtyping", "triton"},
-    "models": {"torch", "jaxtyping"},
+    "embedded": {"torch", "jaxtyping", "timm", "safetensors"},
+    "timing": {"torch"},
+    "digest": {"torch"},
+    "runtime": {"torch", "jaxtyping"},
+    "runtime.packed": {"torch", "jaxtyping"},
+    "runtime.triton": {"torch", "jaxtyping", "triton"},
+    "hosts": {"torch", "jaxtyping"},
+    "data": {"torch", "jaxtyping", "timm", "torchvision"},
+    "patching": {"torch", "jaxtyping"},
+    "recipe_files": {"torch", "huggingface_hub"},
+    "flops": {"torch", "jaxtyping"},
+    "calibration": {"torch", "jaxtyping", "tqdm"},
+    "evaluation": {"torch", "jaxtyping", "tqdm"},
+    "search": {"torch", "jaxtyping", "tqdm"},
+    "presets": {"torch", "jaxtyping"},
+    "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich"},
+    "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
+    "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},
+    "": set(),
+    "__main__": set(),
+}
+# One host library, one file; a second file holds what would make the first too long.
+HOSTS = {
+    "adamerge.hosts.timm": {"timm"},
+    "adamerge.hosts.transformers": {"transformers"},
+    "adamerge.hosts.transformers_towers": {"transformers"},
+    "adamerge.hosts.torchvision": {"torchvision"},
+    "adamerge.hosts.open_clip": {"open_clip"},
 }
 HEAVY = {"timm", "matplotlib", "typer", "gradio", "triton", "transformers", "torchvision", "open_clip", "PIL", "rich"}
 HEAVY |= {"huggingface_hub"}
 
+LONGEST_FILE = 320
+LONGEST_FUNCTION = 60
+MOST_PARAMETERS = 8
 
-def name_of(file: Path) -> str:
-    return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts)
+every_module = pytest.mark.parametrize("module", MODULES)
 
 
 def room(module: str) -> str:
-    """adamerge.core.plan -> core; adamerge.flops -> flops; adamerge -> ''."""
-    return module.split(".")[1] if "." in module else ""
+    """As in the graph, but with the two faster backends as rooms of their own."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[:2]) if parts[:2] in (["runtime", "packed"], ["runtime", "triton"]) else imports.room(module)
 
 
-def imports(file: Path) -> set[str]:
-    """Every module a file imports, wherever in the file."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file} imports relatively"
-            module = node.module or ""
-            # `from adamerge import flops` imports a room, `from adamerge.core import x` one of its files.
-            found |= {f"adamerge.{alias.name}" for alias in node.names} if module == "adamerge" else {module}
-    return found
+def tree(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def test_every_file_is_looked_at():
-    assert {name_of(f) for f in FILES} >= {"adamerge.core.plan", "adamerge.runtime.reference", "adamerge.hosts.timm"}
+def test_the_rooms_of_the_tables_are_the_rooms_there_are():
+    assert {room(module) for module in MODULES} - set(ROOMS) == set(), "give the new room a row in ROOMS"
+    assert set(ROOMS) == set(LIBRARIES)
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_imports_go_one_way(file):
-    here = room(name_of(file))
-    ours = {room(module) for module in imports(file) if module.split(".")[0] == "adamerge"}
-    if here in ROOMS:
-        assert ours <= ROOMS[here]
-    if here not in ("cli", "__main__"):
-        assert "cli" not in ours, "nobody imports the command line"
+@every_module
+def test_a_module_imports_only_the_rooms_below_its_own(module):
+    here = room(module)
+    if here not in ("experiments", "search"):
+        assert {room(other) for other in GRAPH[module]} - {here} <= ROOMS[here]
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_low_rooms_know_few_libraries(file):
-    here = room(name_of(file))
-    outside = {module.split(".")[0] for module in imports(file)} - STDLIB - {"adamerge"}
-    allowed = OUTSIDE.get(here)
-    if here == "models":
-        # One host library, one file, of the same name.
-        allowed = OUTSIDE["models"] | {file.stem}
-    if allowed is not None:
-        assert outside <= allowed
+def test_the_table_of_rooms_has_no_cycle():
+    """The backends count as one room here: which file of them imports which is checked by the graph of modules."""
+    folded: dict[str, set[str]] = {}
+    for here, others in ROOMS.items():
+        outer = here.partition(".")[0]
+        folded.setdefault(outer, set()).update({other.partition(".")[0] for other in others} - {outer})
+    assert imports.cycle(folded) == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_timm_is_imported_where_it_is_the_host_and_where_a_model_is_built(file):
-    if "timm" in {module.split(".")[0] for module in imports(file)}:
-        assert name_of(file) == "adamerge.hosts.timm" or room(name_of(file)) in {"embedded", "cli", "data"}
+def test_a_cycle_is_found():
+    assert imports.cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert imports.cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
+
+
+def test_the_packed_backend_never_reaches_triton():
+    for module in MODULES:
+        if room(module) == "runtime.packed":
+            reached = {module, *imports.reachable(GRAPH, module)}
+            assert not any(other.startswith("adamerge.runtime.triton") for other in reached), module
+            assert not any("triton" in libraries(other) for other in reached), module
+
+
+def libraries(module: str) -> set[str]:
+    """The libraries that a module imports, Python's own and this one aside."""
+    return {name.split(".")[0] for name in imports.imported(MODULES[module])} - STDLIB - {"adamerge"}
+
+
+@every_module
+def test_a_module_imports_only_the_libraries_of_its_room(module):
+    assert libraries(module) <= LIBRARIES[room(module)] | HOSTS.get(module, set())
 
 
 def fresh(code: str) -> dict:
@@ -97,7 +160,7 @@ def fresh(code: str) -> dict:
         capture_output=True,
         text=True,
         check=True,
-        cwd=ROOT.parent,
+        cwd=ROOT / "src",
     )
     assert done.stderr == ""
     return json.loads(done.stdout)
@@ -135,21 +198,43 @@ def test_every_method_says_what_it_is():
         assert inspect.getdoc(getattr(adamerge.methods, name)) or name.isupper(), name
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_every_file_starts_with_a_sentence_or_a_short_paragraph(file):
-    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-    assert text, f"{file} has no docstring"
+@every_module
+def test_every_file_starts_with_a_sentence_or_a_short_paragraph(module):
+    text = ast.get_docstring(tree(module))
+    assert text, f"{module} has no docstring"
     first = text.split("\n\n")[0]
     assert first.rstrip().endswith((".", ":")), "the first paragraph is a whole sentence"
     assert len(text) <= 700, "a file's docstring is a paragraph, not a chapter"
 
 
-@pytest.mark.parametrize("file", FILES, ids=name_of)
-def test_files_stay_small_enough_to_read_in_one_sitting(file):
-    assert len(file.read_text(encoding="utf-8").splitlines()) <= 320
+@every_module
+def test_files_stay_small_enough_to_read_in_one_sitting(module):
+    assert len(MODULES[module].read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE
 
 
 def test_the_version_and_the_names_are_there():
     assert adamerge.__version__.count(".") == 2
     assert sorted(adamerge.__all__) == adamerge.__all__
     assert all(hasattr(adamerge, name) for name in adamerge.__all__)
+
+
+def bound_names(module: str) -> dict[str, str]:
+    """What a package's own file binds: name -> the module or the name it stands for."""
+    found: dict[str, str] = {}
+    for node in tree(module).body:
+        if isinstance(node, ast.ImportFrom):
+            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found[node.name] = f"{module}:{node.name}"
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {name.id: f"{module}:{name.id}" for name in targets if isinstance(name, ast.Name)}
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name, file in MODULES.items() if file.stem == "__init__"])
+def test_no_function_and_no_class_shadows_a_module(module):
+    """Otherwise `package.name` is the one or the other, by what was imported last."""
+    submodules = {name.removeprefix(f"{module}.") for name in MODULES if name.rpartition(".")[0] == module}
+    shadows = {name: what for name, what in bound_names(module).items() if name in submodules}
+    assert {name for name, what in shadows.items() if what != f"{module}.{name}"} == set()

@@ -15,7 +15,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats, summarise
 from adamerge.data.batches import Images, batches, number_of_batches
 from adamerge.hosts.base import Host, find_host, image_entry
-from adamerge.methods.adamerge import adamerge
+from adamerge.methods.papers.adamerge import adamerge
 from adamerge.patching.apply import apply, temporarily_patched, trace
 from adamerge.patching.probes import embed
 from adamerge.patching.stack import install

@@ -15,7 +15,7 @@ from timm.data.config import resolve_model_data_config
 
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.embedded import CLASSES, Scenes, build, load, preprocess, scenes
-from adamerge.embedded.scenes import TEST_SEED, TRAINING_SEED
+from adamerge.embedded.scene_generator import TEST_SEED, TRAINING_SEED
 from adamerge.embedded.shapes import FAMILIES
 
 ONE_LEVEL = 1.01 / 255.0

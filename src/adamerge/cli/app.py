@@ -64,7 +64,7 @@ def calibrate(
     from adamerge.calibration import calibrate as measure
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import read_recipe
-    from adamerge.embedded.scenes import CALIBRATION_SEED
+    from adamerge.embedded.scene_generator import CALIBRATION_SEED
 
     recipe = read_recipe(method, context.args, without=["stats"])
     net = load_model(model, weights, pretrained, device, dtype)
@@ -104,7 +104,7 @@ def evaluate(
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import RECIPE, read_recipe
     from adamerge.core.files import write_atomically
-    from adamerge.embedded.scenes import TEST_SEED
+    from adamerge.embedded.scene_generator import TEST_SEED
     from adamerge.evaluation import evaluate as judge
     from adamerge.experiments.versions import versions
 

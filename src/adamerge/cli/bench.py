@@ -187,7 +187,7 @@ def _images(
     net: "nn.Module", data: str, calibration: str | None, count: int, calibrating: int, workers: int
 ) -> "tuple[Tensor, Tensor, str]":
     """What to time on, what to calibrate on, and what to call it."""
-    from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+    from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.benchmark import drawn_images, folder_images
 
     if count < 1 or calibrating < 2:

@@ -74,7 +74,7 @@ def compare(
     """Compare methods at equal cost: accuracy, divergence, speed, with intervals, as a table and a picture."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.core.recipe import Recipe
-    from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+    from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.bootstrap import headings, texts
     from adamerge.experiments.compare import compare as run
     from adamerge.search.variants import VARIANTS

@@ -52,7 +52,7 @@ def tune(
 ) -> None:
     """Find the recipe that changes a model's output least at a wanted cost; no labels, no training."""
     from adamerge.cli.loading import load_data, load_model
-    from adamerge.embedded.scenes import CALIBRATION_SEED
+    from adamerge.embedded.scene_generator import CALIBRATION_SEED
     from adamerge.search.options import TuningOptions
     from adamerge.search.tuner import tune_with_report
 

@@ -13,7 +13,7 @@ from adamerge.calibration import calibrate
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.embedded import CLASSES, Scenes, load, preprocess, scenes
-from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.evaluation import evaluate
 from adamerge.methods import adamerge, none, tome
 from adamerge.patching.apply import apply, remove, trace

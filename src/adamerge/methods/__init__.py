@@ -1,17 +1,17 @@
-"""One paper = one file = one function that returns a Recipe; `METHODS` lists them by name."""
+"""Merging methods by name: each is a function that returns a Recipe; `METHODS` is their table."""
 
-from adamerge.methods.adamerge import adamerge
-from adamerge.methods.ats import ats
-from adamerge.methods.dsm import dsm
-from adamerge.methods.dymu import dymu
-from adamerge.methods.evit import evit
-from adamerge.methods.none import none
-from adamerge.methods.pitome import pitome
-from adamerge.methods.random import random
+from adamerge.methods.papers.adamerge import adamerge
+from adamerge.methods.papers.ats import ats
+from adamerge.methods.papers.dsm import dsm
+from adamerge.methods.papers.dymu import dymu
+from adamerge.methods.papers.evit import evit
+from adamerge.methods.papers.none import none
+from adamerge.methods.papers.pitome import pitome
+from adamerge.methods.papers.random import random
+from adamerge.methods.papers.tofu import tofu
+from adamerge.methods.papers.tome import tome
+from adamerge.methods.papers.vid_tldr import vid_tldr
 from adamerge.methods.registry import Method
-from adamerge.methods.tofu import tofu
-from adamerge.methods.tome import tome
-from adamerge.methods.vid_tldr import vid_tldr
 
 METHODS: dict[str, Method] = {
     "adamerge": Method(adamerge, "r_max", 0, 98),

@@ -1,6 +1,6 @@
 """Pictures of what merging does: mosaics and heat maps of single images, galleries, and figures of results."""
 
 from adamerge.plots.figures import frontier, gallery, layers
-from adamerge.plots.mosaic import heat, mosaic, slots_entering
+from adamerge.plots.one_image import heat, mosaic, slots_entering
 
 __all__ = ["frontier", "gallery", "heat", "layers", "mosaic", "slots_entering"]

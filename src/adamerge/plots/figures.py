@@ -17,7 +17,7 @@ from torch import Tensor
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
-from adamerge.plots.mosaic import grid_of, heat, mosaic, slots_entering
+from adamerge.plots.one_image import grid_of, heat, mosaic, slots_entering
 from adamerge.runtime.trace import Trace
 
 # Pixels.  Five tiles make a figure about 1600 wide, a README's full width on a screen of two pixels per point.

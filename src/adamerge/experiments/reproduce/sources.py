@@ -33,7 +33,7 @@ def embedded(
 ) -> Experiment:
     """The embedded model, as it ships unless given in another dtype, on images that its generator draws."""
     from adamerge.embedded import load, preprocess, scenes
-    from adamerge.embedded.scenes import CALIBRATION_SEED, TEST_SEED
+    from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 
     count = EMBEDDED_IMAGES if images is None else images
     calibrating = EMBEDDED_CALIBRATION_IMAGES if calibration_images is None else calibration_images

@@ -11,7 +11,7 @@ from adamerge.core.evidence import Evidence
 from adamerge.core.parts import part
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import Features
-from adamerge.methods.tome import tome
+from adamerge.methods.papers.tome import tome
 
 
 @part

@@ -1,0 +1,1 @@
+"""One paper, one file, one function that returns a Recipe; `none` and `random` are the baselines."""
