@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import adamerge
 from adamerge import flops
-from adamerge.core.errors import NotApplied, UnsupportedModel
+from adamerge.core.errors import BadOption, NotApplied, UnsupportedModel
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
 
@@ -140,3 +140,11 @@ def test_a_cost_needs_a_merged_model_that_has_run():
         flops.cost(model)
     with pytest.raises(UnsupportedModel, match="not supported"):
         flops.meter(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("wrong", ["bogus", "", None, ["true"]])
+def test_the_name_of_a_count_is_checked(wrong):
+    for known in ("true", "paper"):
+        flops.check_cost(known)
+    with pytest.raises(BadOption, match="cost must be one of true, paper; got "):
+        flops.check_cost(wrong)

@@ -6,6 +6,7 @@ own token counts, and what the decision itself costs (affinity, similarity).
 """
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Real
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Widths
 from adamerge.core.recipe import Recipe
 from adamerge.hosts.base import find_host
@@ -20,6 +22,15 @@ from adamerge.patching.apply import stack_of, temporarily_patched, trace
 from adamerge.patching.probes import PassThrough
 from adamerge.patching.stack import install
 from adamerge.runtime.block_view import BlockShape
+
+# Which of the two counts a cost is read in: also the names of the fields of `Cost`.
+CostCount = Literal["true", "paper"]
+
+
+def check_cost(cost: object) -> None:
+    """Refuse what is not the name of a count."""
+    if cost not in get_args(CostCount):
+        raise BadOption(f"cost must be one of {', '.join(get_args(CostCount))}; got {cost!r}")
 
 
 @dataclass(frozen=True)
