@@ -112,7 +112,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--pitome-ratio", type=float, default=0.95)
     parser.add_argument("--methods", default="adamerge", help="further methods of ours, at --cut")
     parser.add_argument("--cut", type=float, default=0.23)
-    parser.add_argument("--count", choices=["paper", "true"], default="paper")
+    parser.add_argument("--cost", choices=["paper", "true"], default="paper")
     parser.add_argument("--batch", default="1,8,32")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--device", default="cpu")
@@ -158,7 +158,7 @@ def main(words: Sequence[str] | None = None) -> None:
         ]
 
     labels = read_labels(given.methods) if given.methods else []
-    entries = make_entries(model, known, labels, [Target(cut=given.cut)], native=native, sense=given.count)
+    entries = make_entries(model, known, labels, [Target(cut=given.cut)], native=native, cost=given.cost)
     rows = bench(
         model,
         images,

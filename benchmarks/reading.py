@@ -1,12 +1,11 @@
 """The rows of benchmarks/results, read and written, and how a figure with its interval is shown."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from adamerge.core.files import write_atomically
+from adamerge.experiments.csv_tables import read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -16,17 +15,12 @@ Row = dict[str, str]
 
 def read(name: str) -> list[Row]:
     """The rows of a file."""
-    with (RESULTS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_table((RESULTS / f"{name}.csv").read_text(encoding="utf-8"))
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A file of these rows, whole or not at all."""
-    text = io.StringIO()
-    table: csv.DictWriter[str] = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    write_atomically(path, text.getvalue())
+    write_atomically(path, write_table(list(rows[0]), rows))
 
 
 def interval(row: Row, name: str, digits: int) -> str:

@@ -27,12 +27,13 @@ from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.benchmark import Contender, Entry, bench, folder_images, make_entries, twin
 from adamerge.experiments.benchmark.contenders import pricing
-from adamerge.flops import meter
+from adamerge.experiments.csv_tables import RENAMED
+from adamerge.flops import CostCount, meter
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
 from adamerge.patching.apply import apply
 from adamerge.presets import best
-from adamerge.search.solve import Sense, solve
+from adamerge.search.solve import solve
 
 RESULTS = Path(__file__).resolve().parent / "results"
 CALIBRATION = 48
@@ -44,14 +45,14 @@ OFFICIAL = (1, 256)
 
 @dataclass(frozen=True)
 class Part:
-    """A model at some batch sizes.  `cut` is solved for, in the count that `sense` says; otherwise every layer merges
+    """A model at some batch sizes.  `cut` is solved for, in the count that `cost` names; otherwise every layer merges
     `share` of the patches there were, on average where counts adapt.  `ours` adds the preset and a tuned recipe,
     `seldom` recipes that merge at every second block."""
 
     model: str
     batches: tuple[int, ...]
     cut: float | None = None
-    sense: Sense = "paper"
+    cost: CostCount = "paper"
     share: float = 0.0
     ours: bool = False
     seldom: bool = False
@@ -59,7 +60,7 @@ class Part:
 
 PARTS = {
     "main": Part("vit_base_patch16_224", (256, 1, 8, 32, 128), cut=0.23, ours=True),
-    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, sense="true", ours=True, seldom=True),
+    "equal": Part("vit_base_patch16_224", (256,), cut=0.25, cost="true", ours=True, seldom=True),
     "half": Part("vit_base_patch16_224", (256,), share=16 / 196),
     "large": Part("vit_large_patch16_224", (64, 8), share=4 / 196),
     "deep": Part("vit_large_patch16_224", (64, 8), share=8 / 196),
@@ -100,7 +101,7 @@ def measure(name: str, part: Part, arguments: argparse.Namespace) -> None:
     if arguments.solve:
         return
     images, _ = folder_images(model, arguments.data, max(256, *part.batches), workers=arguments.workers)
-    official: Path | None = arguments.tome if part.cut is not None and part.sense == "paper" else None
+    official: Path | None = arguments.tome if part.cut is not None and part.cost == "paper" else None
     for batch in part.batches:
         rows = bench(
             model,
@@ -127,21 +128,21 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
     """The recipes of a part."""
     if part.cut is not None:
         solved = make_entries(
-            model, calibration, ["adamerge", "dymu", "tome"], [part.cut], sense=part.sense, progress=False
+            model, calibration, ["adamerge", "dymu", "tome"], [part.cut], cost=part.cost, progress=False
         )
-        facts: dict[str, Any] = {"target": solved[0].target, "sense": part.sense}
+        facts: dict[str, Any] = {"target": solved[0].target, "cost": part.cost}
         depth = len(model.blocks)  # pyright: ignore[reportArgumentType]
         more = {"tome (adaptive)": methods(depth, EVERY)["tome (adaptive)"]}
         if part.seldom:
             more |= {f"{name}, {SECOND} block": method for name, method in methods(depth, SECOND).items()}
         for name, method in more.items():
-            found = solve(model, calibration, method, part.cut, sense=part.sense)
+            found = solve(model, calibration, method, part.cut, sense=part.cost)
             solved.append(Entry(name, found.recipe, knob=found.knob, **facts))
         if not part.ours:
             return solved
         solved.append(Entry("one token", one_token(model), **facts))
-        preset = best(model, calibration, part.cut, count=part.sense)
-        tuned = adamerge.tune(model, calibration, part.cut, count=part.sense, tries=TRIES, progress=False)
+        preset = best(model, calibration, part.cut, count=part.cost)
+        tuned = adamerge.tune(model, calibration, part.cut, count=part.cost, tries=TRIES, progress=False)
         return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]
     patches: int = model.patch_embed.num_patches  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
     r = round(part.share * patches, 3)
@@ -170,7 +171,8 @@ def save(path: Path, found: Sequence[Entry]) -> None:
 
 def load(path: Path) -> list[Entry]:
     """The recipes that were kept."""
-    rows = [Entry(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = [Entry(**{RENAMED.get(name, name): value for name, value in row.items()}) for row in found]
     return [replace(row, recipe=row.recipe and Recipe.from_json(str(row.recipe))) for row in rows]
 
 

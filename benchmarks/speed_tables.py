@@ -10,7 +10,7 @@ ALONE = "one token"
 
 def speed_matrix() -> str:
     """Each method's fastest way at every batch size of the paper's tier, with the ratio of costs beside it."""
-    found = [row for run in runs(f"bench-{BASE}") if any(row["sense"] == "paper" for row in run) for row in run]
+    found = [row for run in runs(f"bench-{BASE}") if any(row["cost"] == "paper" for row in run) for row in run]
     found = [row for row in found if row["method"] != "none"]
     batches = sorted({int(row["batch"]) for row in found})
     methods = dict.fromkeys(row["method"] for row in found)
@@ -29,7 +29,7 @@ def speed_matrix() -> str:
 
 def equal_cost_table() -> str:
     """Adaptive counts beside ToMe's at the same true cost, on the same runtime: the clock free, and fixed."""
-    (free,) = [run for run in runs(f"bench-{BASE}") if any(row["sense"] == "true" for row in run)]
+    (free,) = [run for run in runs(f"bench-{BASE}") if any(row["cost"] == "true" for row in run)]
     (fixed,) = runs(f"fixed-clock-{BASE}")
     times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in (free, fixed)]
     prices = {row["method"]: float(row["ms_p50"]) * float(row["ideal_true"]) for row in fixed}
@@ -74,7 +74,7 @@ def sizes_table() -> str:
         "|---|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
     names = (f"bench-{BASE}", "bench-vit_base_patch16_384", "bench-vit_large_patch16_224")
-    found = [run for name in names for run in runs(name) if not any(row["sense"] for row in run)]
+    found = [run for name in names for run in runs(name) if not any(row["cost"] for row in run)]
     for run in sorted(found, key=lambda run: (-int(run[0]["batch"]), names.index(f"bench-{run[0]['model']}"))):
         plain = min(float(row["ms_p50"]) for row in run if row["method"] == "none")
         (alone,) = [float(row["ms_p50"]) for row in run if row["method"] == ALONE]

@@ -201,7 +201,7 @@ def test_a_damaged_cell_is_measured_again(model, calibration, data, tmp_path, me
     assert measured == ["none", "a"]
 
 
-@pytest.mark.parametrize("change", ["images", "labels", "calibration", "head", "options", "sense", "dtype"])
+@pytest.mark.parametrize("change", ["images", "labels", "calibration", "head", "options", "cost", "dtype"])
 def test_whatever_shapes_a_cell_makes_it_another_cell(calibration, data, tmp_path, measured, change):
     model = build("vit", patch_size=8, depth=4)
     options = {"budgets": [], "native": {"a": Variant("tome", {"r": 2})}}
@@ -217,8 +217,8 @@ def test_whatever_shapes_a_cell_makes_it_another_cell(calibration, data, tmp_pat
         model.load_state_dict({**model.state_dict(), "head.weight": torch.randn(10, 48)})
     if change == "options":
         options["native"] = {"a": Variant("tome", {"r": 3})}
-    if change == "sense":
-        options["sense"] = "paper"
+    if change == "cost":
+        options["cost"] = "paper"
     if change == "dtype":
         model = model.double()
     run(model, calibration, data, tmp_path, **options)
@@ -285,7 +285,7 @@ def test_mistakes_are_named_before_anything_runs(model, calibration, data, tmp_p
         (dict(native={"a": Variant("tome")}), "tome cannot be made with {}: "),
         (dict(methods=[]), "there is nothing to compare; give methods and budgets, native variants, or recipes"),
         (dict(budgets=[2.0]), "cut is the share of the cost to save and must be between 0 and 1; got 2.0"),
-        (dict(sense="false"), "sense must be one of true, paper; got 'false'"),
+        (dict(cost="false"), "cost must be one of true, paper; got 'false'"),
     ):
         with pytest.raises(BadOption, match="^" + re.escape(text)):
             run(model, calibration, data, tmp_path, **options)

@@ -106,7 +106,7 @@ def bench(
         torch.manual_seed(0)
         net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
-        entries = make_entries(net, known, labels, targets, native=natives, sense=count)
+        entries = make_entries(net, known, labels, targets, native=natives, cost=count)
         rows += run(
             net,
             shown,

@@ -103,7 +103,7 @@ def compare(
             out=out,
             native=natives,
             recipes=recipes,
-            sense=sense,  # pyright: ignore[reportArgumentType]
+            cost=sense,  # pyright: ignore[reportArgumentType]
             rival=rival,
             name=model,
         )

@@ -1,16 +1,16 @@
 """Figures with intervals: the bootstrap over images, and the rows of a comparison that carry its intervals."""
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.core.errors import BadOption
+from adamerge.experiments.csv_tables import write_table
+from adamerge.flops import CostCount
 
 RESAMPLES = 10_000
 # The middle 95 % of the resampled means.
@@ -84,7 +84,7 @@ class Row:
     method: str
     options: str
     budget: str
-    sense: str
+    cost: str
     target_cut: float | None
     knob: float | None
     met: bool
@@ -122,11 +122,7 @@ class Row:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """The rows with all their fields; what does not apply is empty."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([f.name for f in fields(Row)])
-    table.writerows(astuple(row) for row in rows)
-    return text.getvalue()
+    return write_table([field.name for field in fields(Row)], map(asdict, rows))
 
 
 COLUMNS = (
@@ -178,7 +174,7 @@ def to_markdown(rows: Sequence[Row], missing: Sequence[str] = ()) -> str:
     """The rows as a table, with what it was measured on; `missing` says what was left out and why."""
     first = rows[0]
     lines = [
-        f"# {first.model}: methods at equal {first.sense} cost",
+        f"# {first.model}: methods at equal {first.cost} cost",
         "",
         f"{first.images} images, {first.dtype} on {first.device}; unmerged {first.gmacs_true:.4g} GMACs (true), "
         f"{first.gmacs_paper:.4g} (paper).  Brackets are 95 % bootstrap intervals over images, accuracy differences "
@@ -221,10 +217,10 @@ def _row(result: Result, other: Result | None, rival: str, model: str, found: Se
         applies = other is not None or not name.endswith("_vs_rival")
         ends = (one.mean, one.low, one.high) if applies else (None, None, None)
         named |= dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
-    for sense in ("true", "paper"):
-        cost = images[sense].mean().item()
-        named |= {f"gmacs_{sense}": cost / 1e9, f"cut_{sense}": 1 - cost / facts[f"full_{sense}"]}
-    shown = ("method", "options", "budget", "sense", "target_cut", "knob", "met", "device", "dtype", "versions", "date")
+    for cost in get_args(CostCount):
+        macs = images[cost].mean().item()
+        named |= {f"gmacs_{cost}": macs / 1e9, f"cut_{cost}": 1 - macs / facts[f"full_{cost}"]}
+    shown = ("method", "options", "budget", "cost", "target_cut", "knob", "met", "device", "dtype", "versions", "date")
     return Row(
         model=model,
         rival=rival if other is not None else "",

@@ -25,12 +25,12 @@ from adamerge.data.batches import Images, batches, number_of_batches
 from adamerge.evaluation import judge, time_logits
 from adamerge.experiments.bootstrap import Result, Row, make_rows, to_csv, to_markdown
 from adamerge.experiments.versions import versions
-from adamerge.flops import meter
+from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.methods import METHODS
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
 from adamerge.patching.stack import install
-from adamerge.search.solve import Sense, check_sense, make_calibrated_recipe, make_recipe, solve
+from adamerge.search.solve import make_calibrated_recipe, make_recipe, solve
 from adamerge.search.target import Target
 from adamerge.search.variants import VARIANTS, Variant, find_variant
 
@@ -65,7 +65,7 @@ def compare(
     out: str | os.PathLike[str],
     native: Mapping[str, Variant] | None = None,
     recipes: Mapping[str, Recipe] | None = None,
-    sense: Sense = "true",
+    cost: CostCount = "true",
     rival: str = "tome",
     tolerance: float = 0.005,
     name: str = "",
@@ -86,18 +86,18 @@ def compare(
         out: the folder for results.
         native: further variants whose options set their strength, such as `{"tome r=8": Variant("tome", {"r": 8})}`.
         recipes: further rows for recipes as they are, by label, such as those of `adamerge.tune`.
-        sense: which count the budgets are meant in, the true one or the paper's.
+        cost: the count of multiply-accumulates that the budgets are given in, "true" or "paper".
         rival: the label that all others are compared with at each budget; it is added if it is missing.
         tolerance: how far a cost may be from its target, as a share of it.
         name: what the model is called in the table.
         progress: show progress bars.
     """
-    check_sense(sense)
+    check_cost(cost)
     cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
         raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
     folder = Path(out)
-    bench = Comparison(model, calibration_images, data, sense, tolerance, progress)
+    bench = Comparison(model, calibration_images, data, cost, tolerance, progress)
     done: list[Result] = []
     missing: list[str] = []
     for cell in cells:
@@ -163,7 +163,7 @@ class Comparison:
     model: nn.Module
     calibration: Images
     data: Data
-    sense: Sense
+    cost: CostCount
     tolerance: float
     progress: bool
 
@@ -181,7 +181,7 @@ class Comparison:
             digest.update(_few(images) + labels.cpu().long().numpy().tobytes())
         if count == 0:
             raise BadImages("there are no images to compare on; pass at least one batch of (images, labels)")
-        settings = {"sense": self.sense, "tolerance": self.tolerance, "device": self.device}
+        settings = {"cost": self.cost, "tolerance": self.tolerance, "device": self.device}
         return {"digest": digest.hexdigest(), **settings, "version": adamerge.__version__}
 
     @property
@@ -270,7 +270,7 @@ def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
         recipe = make_calibrated_recipe(bench.model, bench.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:
-        options = {"sense": bench.sense, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
+        options = {"sense": bench.cost, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
         found = solve(bench.model, bench.calibration, method, cell.target, **options)
         recipe, knob, met, target_cut = found.recipe, found.knob, found.met, found.target_cut
     extra = {} if variant.how is None else {"how": variant.how}
@@ -279,7 +279,7 @@ def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
         "method": cell.label,
         "options": json.dumps({**variant.options, **extra}),
         "budget": cell.budget,
-        "sense": bench.sense,
+        "cost": bench.cost,
         "target_cut": target_cut,
         "knob": knob,
         "met": met,

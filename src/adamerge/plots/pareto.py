@@ -30,21 +30,21 @@ def pareto(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = ""
     for row in rows:
         if row.method != "none":
             curves.setdefault(row.method, []).append(row)
-    sense = rows[0].sense
+    cost = rows[0].cost
     height = PANELS + LEGEND_LINE * -(-len(curves) // LEGEND_COLUMNS)
     with drawing(path, WIDTH, height) as figure:
         bottom, top = (height - PANELS + 110) / height, 1 - 90 / height
         panels = [figure.add_axes((left, bottom, 0.27, top - bottom)) for left in (0.05, 0.385, 0.72)]
-        _dress(panels[0], f"GMACs per image ({sense})", "top-1 accuracy (%)")
+        _dress(panels[0], f"GMACs per image ({cost})", "top-1 accuracy (%)")
         _dress(panels[1], "speed-up", "top-1 accuracy (%)")
-        _dress(panels[2], f"compute saved ({sense}, %)", "KL(unmerged ‖ merged)")
+        _dress(panels[2], f"compute saved ({cost}, %)", "KL(unmerged ‖ merged)")
         panels[2].set_yscale("log")
         for index, (method, points) in enumerate(curves.items()):
-            gmacs = [(getattr(row, f"gmacs_{sense}"), *_accuracy(row), row.met) for row in points]
+            gmacs = [(getattr(row, f"gmacs_{cost}"), *_accuracy(row), row.met) for row in points]
             speed = [(row.speedup, *_accuracy(row), row.met) for row in points]
             # A logarithmic axis has no place for the 0 of a method that changed nothing.
             divergence = [
-                (100 * getattr(row, f"cut_{sense}"), row.kl, max(row.kl_low, row.kl / 100), row.kl_high, row.met)
+                (100 * getattr(row, f"cut_{cost}"), row.kl, max(row.kl_low, row.kl / 100), row.kl_high, row.met)
                 for row in points
                 if row.kl > 0
             ]

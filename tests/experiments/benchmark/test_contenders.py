@@ -61,7 +61,7 @@ def test_entries_are_what_solve_finds(model):
     images = pictures(5, seed=1)
     variants = {"tome": Variant("tome"), "it": Variant("adamerge", {"affinity": "cosine"})}
     native = {"tome r=2": Variant("tome", {"r": 2})}
-    entries = make_entries(model, images, variants, [0.2], native=native, sense="paper", tolerance=0.03, progress=False)
+    entries = make_entries(model, images, variants, [0.2], native=native, cost="paper", tolerance=0.03, progress=False)
     assert [entry.method for entry in entries] == ["tome", "it", "tome r=2"]
     for entry, (label, variant) in zip(entries[:2], variants.items(), strict=True):
         options = {"sense": "paper", "tolerance": 0.03, "options": variant.options}

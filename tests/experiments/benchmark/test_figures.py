@@ -41,7 +41,7 @@ def test_a_row_has_everything_that_this_device_can_measure(model, clock):
     assert [(row.method, row.way) for row in rows] == [("none", "eager"), ("none", "compiled"), ("tome", "reference")]
     for row in rows:
         missing = {name for name in COLUMNS if getattr(row, name) in (None, "")}
-        own = {"options", "knob", "target", "sense", "error"}
+        own = {"options", "knob", "target", "cost", "error"}
         unmerged = {"stages", "deciding", "reached_true", "reached_paper"}
         assert missing == MEMORY | own | (unmerged if row.method == "none" else set())
         assert (row.batch, row.image_size, row.dtype, row.device, row.rounds) == (2, 64, "float32", "cpu", 4)

@@ -31,6 +31,17 @@ def test_rows_are_added_to_the_file_and_come_back_as_they_were(model, clock, tmp
         assert len(list(csv.DictReader(file))) == len(first) + len(second)
 
 
+def test_a_file_of_an_older_version_is_read_and_added_to(model, clock, tmp_path):
+    """0.1.0 called the column `sense`."""
+    out = tmp_path / "rows.csv"
+    first = run(model, out=out)
+    now = out.read_text()
+    out.write_text(now.replace(",cost,", ",sense,", 1))
+    assert read_rows(out) == first
+    second = run(model, out=out)
+    assert read_rows(out) == first + second and out.read_text().startswith(now)
+
+
 def test_a_file_of_other_columns_is_refused_before_anything_is_timed_and_stays(model, clock, tmp_path):
     out = tmp_path / "rows.csv"
     out.write_text("a,b\n1,2\n")
@@ -93,7 +104,7 @@ def test_the_command_adds_rows_and_shows_them(tmp_path, monkeypatch):
         (size, *one) for size in (1, 2) for one in (("none", ""), ("tome", "cut 30 %"), ("tome:r=8", "native"))
     ]
     assert {(row.model, row.weights, row.images) for row in rows} == {("embedded", "embedded", "drawn")}
-    assert rows[1].cut_paper == pytest.approx(0.3, abs=0.02) and rows[1].sense == "paper"
+    assert rows[1].cut_paper == pytest.approx(0.3, abs=0.02) and rows[1].cost == "paper"
     assert "added 6 rows to bench.csv" in done.output and "speed-up" in done.output
     assert Path("speed.png").is_file()
 

@@ -11,8 +11,9 @@ from tqdm import tqdm
 from adamerge.core.errors import AdamergeError, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
+from adamerge.flops import CostCount, check_cost
 from adamerge.methods import METHODS
-from adamerge.search.solve import Sense, check_sense, make_calibrated_recipe, solve
+from adamerge.search.solve import make_calibrated_recipe, solve
 from adamerge.search.target import Target
 from adamerge.search.variants import Variant, find_variant
 
@@ -26,13 +27,13 @@ class Entry:
     options: str = ""
     knob: float | None = None
     target: str = ""
-    sense: str = ""
+    cost: str = ""
     error: str = ""
 
     @property
     def facts(self) -> dict[str, Any]:
         """Its columns in a row."""
-        return {"options": self.options, "knob": self.knob, "target": self.target, "sense": self.sense}
+        return {"options": self.options, "knob": self.knob, "target": self.target, "cost": self.cost}
 
 
 def make_entries(
@@ -42,7 +43,7 @@ def make_entries(
     targets: Sequence[Target | float],
     *,
     native: Mapping[str, Variant] | None = None,
-    sense: Sense = "true",
+    cost: CostCount = "true",
     tolerance: float = 0.005,
     progress: bool = True,
 ) -> list[Entry]:
@@ -54,11 +55,11 @@ def make_entries(
         methods: labels of `solve.VARIANTS`, or variants by label.
         targets: cuts, or Targets.
         native: further variants whose options set their strength.
-        sense: which count the targets are meant in, the true one or the paper's.
+        cost: the count of multiply-accumulates that the targets are given in, "true" or "paper".
         tolerance: how far a cost may be from its target, as a share of it.
         progress: show a progress bar.
     """
-    check_sense(sense)
+    check_cost(cost)
     chosen = dict(methods) if isinstance(methods, Mapping) else {label: find_variant(label) for label in methods}
     native = native or {}
     for variant in (*chosen.values(), *native.values()):
@@ -70,7 +71,7 @@ def make_entries(
     ]
     asked += [(label, variant, None) for label, variant in native.items()]
     shown = tqdm(asked, "solving", leave=False, disable=not progress)
-    return [_entry(model, calibration, *one, sense, tolerance) for one in shown]
+    return [_entry(model, calibration, *one, cost, tolerance) for one in shown]
 
 
 def _entry(
@@ -79,7 +80,7 @@ def _entry(
     label: str,
     variant: Variant,
     target: Target | None,
-    sense: Sense,
+    cost: CostCount,
     tolerance: float,
 ) -> Entry:
     method, how = METHODS[variant.method], variant.how
@@ -88,10 +89,10 @@ def _entry(
     try:
         if target is None:
             recipe = make_calibrated_recipe(model, calibration, method, variant.options, how)
-            return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, sense)
+            return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, cost)
         found = solve(
-            model, calibration, method, target, sense=sense, tolerance=tolerance, options=variant.options, how=how
+            model, calibration, method, target, sense=cost, tolerance=tolerance, options=variant.options, how=how
         )
-        return Entry(label, found.recipe, options, found.knob, words, sense)
+        return Entry(label, found.recipe, options, found.knob, words, cost)
     except AdamergeError as error:
-        return Entry(label, None, options, None, words, sense, f"{type(error).__name__}: {error}")
+        return Entry(label, None, options, None, words, cost, f"{type(error).__name__}: {error}")

@@ -1,7 +1,5 @@
 """A benchmark's figures as rows of a file that only grows."""
 
-import csv
-import io
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -10,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from adamerge.core.errors import BadOption
 from adamerge.core.files import write_atomically
+from adamerge.experiments.csv_tables import read_columns, read_table, rename_columns, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,7 @@ class Row:
     options: str = ""
     knob: float | None = None
     target: str = ""
-    sense: str = ""
+    cost: str = ""
     images_per_second: float | None = None
     ms_p20: float | None = None
     ms_p50: float | None = None
@@ -69,16 +68,11 @@ def append_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     A killed process leaves the file with all of these rows or with none.
     """
     before = check_file(path)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    if not before:
-        writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    write_atomically(path, before + text.getvalue())
+    write_atomically(path, before + write_table(COLUMNS, map(asdict, rows), header=not before))
 
 
 def check_file(path: str | os.PathLike[str]) -> str:
-    """The content of a file that rows can be added to; any other is refused."""
+    """The content of a CSV file of rows, with the current column names; a file with other columns is refused."""
     try:
         with Path(path).open(encoding="utf-8", newline="") as file:
             text = file.read()
@@ -86,8 +80,9 @@ def check_file(path: str | os.PathLike[str]) -> str:
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise BadOption(f"cannot add rows to {path}: {error}. Give another file.") from error
-    if text and next(csv.reader(io.StringIO(text))) != list(COLUMNS):
+    if text and read_columns(text) != list(COLUMNS):
         raise BadOption(f"{path} has other columns than this version's benchmark rows; give a new file")
+    text = rename_columns(text)
     return text if not text or text.endswith("\n") else text + "\n"
 
 
@@ -96,7 +91,7 @@ def read_rows(path: str | os.PathLike[str]) -> list[Row]:
     if not Path(path).is_file():
         raise BadOption(f"there is no file {path}; `adamerge bench --out {path}` makes one")
     kinds = get_type_hints(Row)
-    found = csv.DictReader(io.StringIO(check_file(path)))
+    found = read_table(check_file(path))
     return [Row(**{name: _value(kinds[name], text) for name, text in line.items()}) for line in found]
 
 

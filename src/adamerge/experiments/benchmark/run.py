@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from adamerge.experiments.benchmark.entries import Entry
 from adamerge.experiments.benchmark.rows import Row, append_rows, check_file
 from adamerge.experiments.benchmark.timing import Timing, choose_inner, interleave, warm_up, watch_device, watch_memory
 from adamerge.experiments.versions import versions
-from adamerge.flops import Cost, meter
+from adamerge.flops import Cost, CostCount, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import remove
 from adamerge.runtime.profiling import Stages
@@ -232,9 +232,9 @@ class Turns:
                     call(turn)
             if spent := stages.milliseconds:
                 result.stages = {name: ms / number for name, ms in (*spent.items(), ("all", stages.total))}
-        costs = [contender.price(batch) for batch in self.batches]
-        for sense in ("true", "paper"):
-            result.macs[sense] = torch.cat([getattr(cost, sense) for cost in costs]).mean().item()
+        prices = [contender.price(batch) for batch in self.batches]
+        for cost in get_args(CostCount):
+            result.macs[cost] = torch.cat([getattr(price, cost) for price in prices]).mean().item()
         result.syncs, spent = watch_device(lambda: call(0), self.device)
         if contender.captured:
             result.stages = spent
@@ -247,9 +247,9 @@ def _row(result: Result, full: Cost, common: Mapping[str, Any]) -> Row:
         p20, p50, p80 = (timing.quantile(share) for share in (0.2, 0.5, 0.8))
         figures |= {"ms_p20": p20, "ms_p50": p50, "ms_p80": p80, "images_per_second": 1e3 * common["batch"] / p50}
         figures |= {"rounds": len(timing.rounds), "inner": timing.inner}
-    for sense, macs in result.macs.items():
-        share = macs / getattr(full, sense).item()
-        figures |= {f"cut_{sense}": 1 - share, f"ideal_{sense}": 1 / share}
+    for cost, macs in result.macs.items():
+        share = macs / getattr(full, cost).item()
+        figures |= {f"cut_{cost}": 1 - share, f"ideal_{cost}": 1 / share}
     if stages:
         figures["stages"] = json.dumps({name: round(ms, 5) for name, ms in stages.items()})
         figures["deciding"] = (stages.get("decide", 0) + stages.get("merge", 0)) / stages["all"]
@@ -270,9 +270,9 @@ def _with_speedup(row: Row, best: Row) -> Row:
         return row
     speedup = best.ms_p50 / row.ms_p50
     shares = {
-        f"reached_{sense}": (speedup - 1) / (ideal - 1)
-        for sense in ("true", "paper")
-        if (ideal := getattr(row, f"ideal_{sense}")) is not None and ideal > 1 + 1e-9
+        f"reached_{cost}": (speedup - 1) / (ideal - 1)
+        for cost in get_args(CostCount)
+        if (ideal := getattr(row, f"ideal_{cost}")) is not None and ideal > 1 + 1e-9
     }
     return replace(row, speedup=speedup, best_unmerged=best.way, **shares)
 

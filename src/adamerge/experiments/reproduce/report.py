@@ -1,21 +1,22 @@
 """The written result: JSON and CSV for each part, and one Markdown report that says first what fails."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from adamerge.core.files import write_atomically
+from adamerge.experiments.csv_tables import write_table
 from adamerge.experiments.reproduce.claims import Claim
 from adamerge.experiments.reproduce.section import Grid, Section
+
+CLAIM_COLUMNS = ("part", "text", "paper", "ours", "decisive", "verdict")
 
 
 def write_section(section: Section, out: Path) -> None:
     """One part as JSON, and each of its tables as CSV."""
     for grid in section.grids:
-        write_atomically(out / f"{grid.name}.csv", _csv(grid.rows, _keys(grid)))
+        write_atomically(out / f"{grid.name}.csv", write_table(_keys(grid), grid.rows))
     write_atomically(out / f"{section.part}.json", json.dumps(section.to_json(), indent=1, ensure_ascii=False) + "\n")
 
 
@@ -31,7 +32,7 @@ def read_section(part: str, out: Path, settings: dict[str, Any]) -> Section | No
 def write_report(sections: Sequence[Section], out: Path, bench_notes: Sequence[str] = ()) -> Path:
     """`report.md` and `claims.csv` for all sections."""
     claims = [{"part": s.part, **vars(claim)} for s in sections for claim in s.claims]
-    write_atomically(out / "claims.csv", _csv(claims, ["part", "text", "paper", "ours", "decisive", "verdict"]))
+    write_atomically(out / "claims.csv", write_table(CLAIM_COLUMNS, claims))
     path = out / "report.md"
     write_atomically(path, markdown(sections, bench_notes))
     return path
@@ -94,14 +95,6 @@ def _keys(grid: Grid) -> list[str]:
     """The printed columns first, then figures that only the files have."""
     keys = [key for column in grid.columns for key in (column.key, column.paper) if key]
     return keys + sorted({key for row in grid.rows for key in row} - set(keys))
-
-
-def _csv(rows: Sequence[dict[str, Any]], keys: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, keys, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
