@@ -42,7 +42,7 @@ def check_backend(model: Callable[[Tensor], Any], images: Tensor) -> None:
     """Refuse counts that the host would have to wait for: in a graph nobody waits."""
     stacks = [part for part in model.modules() if isinstance(part, Stack)] if isinstance(model, nn.Module) else []
     for stack in stacks:
-        reason = stack.selector.reference_because(images, stack.training) if stack.recipe.ragged else None
+        reason = stack.selector.why_reference(images, stack.training) if stack.recipe.ragged else None
         if reason is not None:
             raise BadOption(
                 f"a CUDA graph of a recipe whose counts adapt to the image needs the kernels, but {reason}. Apply the "

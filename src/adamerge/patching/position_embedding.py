@@ -26,13 +26,13 @@ def add_positions_fused(own: Callable[..., Tensor], self: Any, x: Tensor) -> Ten
     try:
         return self.pos_drop(embed(x, self.pos_embed, self.cls_token, self.reg_token))
     except CannotRun as error:
-        self.blocks.selector.give_up(error)
+        self.blocks.selector.disable_triton(error)
         return own(self, x)
 
 
 def kernel_pays(model: Any, x: Tensor) -> bool:
     """Whether the kernel does what the host would, and faster, and kernels run here at all."""
-    runs = model.blocks.selector.failed is None and why_no_kernels() is None
+    runs = model.blocks.selector.triton_failure is None and why_no_kernels() is None
     return runs and positions_match(model, x) and half_precision_inference(x, model.pos_embed)
 
 

@@ -140,27 +140,27 @@ class Run:
 
     def __init__(self, stack: Stack):
         self.stack = stack
-        self.road: Backend | None = None
+        self.backend: Backend | None = None
         self.layer = 0
         self.given: Tensor | None = None
 
     def begin(self, x: Tensor) -> None:
         """Take the tokens that enter the first block."""
         stack = self.stack
-        self.road, self.layer = stack.selector.choose(x, stack.views, stack.training), 0
+        self.backend, self.layer = stack.selector.choose(x, stack.views, stack.training), 0
 
     def advance(self, layer: int, tables: Tables = ()) -> None:
         """Run one block, with the rotary tables that the host hands it."""
-        if self.road is None or self.layer != layer:
+        if self.backend is None or self.layer != layer:
             raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
-        self.road.step(layer, tables)
+        self.backend.step(layer, tables)
         self.layer += 1
 
     def end(self) -> Tensor:
         """The tokens in the host's own shape; what the layers did is kept for `adamerge.trace`."""
-        assert self.road is not None
-        self.stack.told = self.road.tell()
-        return self.road.finish()
+        assert self.backend is not None
+        self.stack.told = self.backend.build_trace()
+        return self.backend.finish()
 
 
 class Step:

@@ -1,4 +1,9 @@
-"""Which runtime a batch takes: the reference, or packed tokens with or without kernels."""
+"""Chooses the backend of a batch.
+
+Three backends: `reference` pads every image to the longest of its batch and uses plain torch; `packed` keeps the tokens
+of a batch in one array without padding, in plain torch on CPU; `triton` is the packed one with kernels, on CUDA.
+The option `runtime="packed"` asks for whichever of the last two fits the device.
+"""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +25,7 @@ from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import Trace, join
 
 if TYPE_CHECKING:
-    from adamerge.runtime.triton import forward as fused
+    from adamerge.runtime.triton.forward import TritonBackend
 
 Runtime = Literal["auto", "reference", "packed"]
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -28,19 +33,23 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @runtime_checkable
 class Backend(Protocol):
-    """One pass over the blocks on some runtime."""
+    """One forward pass of one batch through the blocks."""
 
-    def step(self, layer: int, tables: Tables = ()) -> None: ...
+    def step(self, layer: int, tables: Tables = ()) -> None:
+        """Run block `layer`; `tables` are the host's rotary tables, if it has any."""
+        ...
 
-    def finish(self) -> Tensor: ...
+    def finish(self) -> Tensor:
+        """The tokens in the host's own shape, `(b, prefix + patches, d)`."""
+        ...
 
-    def tell(self) -> Trace | Callable[[], Trace]:
-        """What the layers did so far, or how to work it out when asked for."""
+    def build_trace(self) -> Trace | Callable[[], Trace]:
+        """The trace of the layers run so far, or a function that builds it."""
         ...
 
 
 class BackendSelector:
-    """Chooses the road for each batch, and says once why it is not the one asked for."""
+    """Chooses the backend of each batch, and warns once when it is not the one asked for."""
 
     def __init__(
         self,
@@ -54,39 +63,41 @@ class BackendSelector:
     ):
         self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
         self.runtime, self.rotary = runtime, rotary
-        self.said = False
+        self.warned = False
         # Why a kernel could not run, once one could not.
-        self.failed: str | None = None
-        self._fused: fused.TritonBackend | None = None
+        self.triton_failure: str | None = None
+        self._triton: TritonBackend | None = None
 
     @property
     def may_pack(self) -> bool:
-        """Whether any batch can take the road with kernels."""
+        """Whether any batch can take the packed or the triton backend."""
         return self.runtime != "reference" and not self.rotary and not _merges_nothing(self.recipe)
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
-        """The road for a batch.  A replica of DataParallel has views of its own."""
+        """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
         if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
             return ReferenceBackend(self, x, views)
-        reason = self._obstacle(x, training)
+        reason = self._why_not_packed(x, training)
         if reason is None and views != self.views:
             reason = "this is a replica of DataParallel"
         if reason is not None:
-            # Gradients, training and identity are everyday; only a wish that cannot be met is worth a word.
-            self._say(f"runtime='packed' was asked for, but {reason}; the reference runs instead")
+            # With runtime="auto", gradients, training and identity recipes are normal use and give no warning.
+            self.warn_once(f"runtime='packed' was asked for, but {reason}; the reference runs instead")
             return ReferenceBackend(self, x, views)
         if not x.is_cuda:
-            return PackedCpuBackend(self, x)
-        road = self.kernels()
-        if isinstance(road.fusion, str):
-            self._say(f"the kernels do not know this recipe's {road.fusion}; the reference decides its merges")
+            return PackedBackend(self, x)
+        lowered = self.triton().fusion
+        if isinstance(lowered, str):
+            self.warn_once(f"the kernels do not know this recipe's {lowered}; the reference decides its merges")
         return TritonWithFallback(self, x, views)
 
-    def reference_because(self, x: Tensor, training: bool) -> str | None:
-        """Why a batch on a CUDA device takes the reference, if it does."""
-        return "runtime='reference' was asked for" if self.runtime == "reference" else self._obstacle(x, training)
+    def why_reference(self, x: Tensor, training: bool) -> str | None:
+        """Why a batch on a CUDA device takes the reference backend, or None if it does not."""
+        if self.runtime == "reference":
+            return "runtime='reference' was asked for"
+        return self._why_not_packed(x, training)
 
-    def _obstacle(self, x: Tensor, training: bool) -> str | None:
+    def _why_not_packed(self, x: Tensor, training: bool) -> str | None:
         if torch.is_grad_enabled():
             return "gradients are enabled (use torch.inference_mode)"
         if training:
@@ -99,31 +110,32 @@ class BackendSelector:
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
             return f"there are no kernels for {x.dtype}"
-        return (self.failed or why_no_kernels()) if x.is_cuda else None
+        return (self.triton_failure or why_no_kernels()) if x.is_cuda else None
 
-    def kernels(self) -> "fused.TritonBackend":
-        """The road with kernels, which is kept."""
-        if self._fused is None:
-            from adamerge.runtime.triton import forward as fused
+    def triton(self) -> "TritonBackend":
+        """The triton backend for this recipe, built once."""
+        if self._triton is None:
+            from adamerge.runtime.triton.forward import TritonBackend
 
-            self._fused = fused.TritonBackend(self.views, self.recipe, self.prefix, self.class_token)
-        return self._fused
+            self._triton = TritonBackend(self.views, self.recipe, self.prefix, self.class_token)
+        return self._triton
 
-    def give_up(self, error: Exception) -> None:
-        """From now on without kernels, because one of them cannot run here."""
+    def disable_triton(self, error: Exception) -> None:
+        """Use the reference from now on, because a kernel raised `error`."""
         first = (str(error).splitlines() or [""])[0]
-        self.failed = f"a kernel does not run on this device ({type(error).__name__}: {first})"
-        self.said = True
-        warnings.warn(f"{self.failed}; the reference runs instead, from now on", stacklevel=2)
+        self.triton_failure = f"a kernel does not run on this device ({type(error).__name__}: {first})"
+        self.warned = True
+        warnings.warn(f"{self.triton_failure}; the reference runs instead, from now on", stacklevel=2)
 
-    def _say(self, text: str) -> None:
-        if self.runtime == "packed" and not self.said:
-            self.said = True
+    def warn_once(self, text: str) -> None:
+        """Warn if the user asked for `packed` and had no warning from this selector yet."""
+        if self.runtime == "packed" and not self.warned:
+            self.warned = True
             warnings.warn(text, stacklevel=2)
 
 
 def why_no_kernels() -> str | None:
-    """Why the kernels cannot be compiled here, if so."""
+    """Why the kernels cannot be compiled here, or None if they can."""
     if find_spec("triton") is None:
         return "Triton is not installed"
     from adamerge.runtime.triton.kernels.launch import why_triton_too_old
@@ -140,87 +152,96 @@ def _merges_nothing(recipe: Recipe) -> bool:
 
 
 class ReferenceBackend:
-    """The padded road.  On a CPU, images whose counts differ run one after the other: nothing is padded, and an
-    image's result cannot depend on its batch."""
+    """Every image padded to the longest of its batch, in plain torch.
 
-    def __init__(self, switch: BackendSelector, x: Tensor, views: Sequence[View]):
-        self.switch, self.views = switch, views
-        self.one_by_one = switch.recipe.ragged and x.device.type == "cpu"
-        pieces = x.split(1) if self.one_by_one else (x,)
-        self.states = [reference.start(piece, switch.prefix, switch.class_token) for piece in pieces]
+    On CPU, images whose counts differ run one at a time: nothing is padded, and an image's result cannot depend on its
+    batch.
+    """
+
+    def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View]):
+        self.selector, self.views = selector, views
+        self.per_image = selector.recipe.ragged and x.device.type == "cpu"
+        pieces = x.split(1) if self.per_image else (x,)
+        self.states = [reference.start(piece, selector.prefix, selector.class_token) for piece in pieces]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         view, depth = self.views[layer], len(self.views)
         states = [replace(state, tables=tables) for state in self.states] if tables else self.states
-        self.states = [reference.step(state, view, self.switch.recipe, depth) for state in states]
+        self.states = [reference.step(state, view, self.selector.recipe, depth) for state in states]
 
     def finish(self) -> Tensor:
         pieces = [reference.finish(state) for state in self.states]
-        # A copy, even an equal one, can have another memory layout than the host's, and then pool to other bits: a
-        # batch that is no copy stays as it is, and images that ran one by one get the same layout however many.
-        return torch.cat(pieces).contiguous() if self.one_by_one else pieces[0]
+        # Pooling rounds by the memory layout.  A batch keeps the host's layout (no copy); images that ran one at a time
+        # are made contiguous, so that the layout does not depend on how many there are.
+        return torch.cat(pieces).contiguous() if self.per_image else pieces[0]
 
-    def tell(self) -> Trace:
-        prefix, before = self.switch.prefix, self.switch.recipe.site == "before_block"
+    def build_trace(self) -> Trace:
+        prefix, before = self.selector.prefix, self.selector.recipe.site == "before_block"
         return join([Trace(state.steps, prefix, before) for state in self.states])
 
 
-class PackedCpuBackend:
-    """Packed tokens on a CPU, in plain torch."""
+class PackedBackend:
+    """Packed tokens on CPU, in plain torch."""
 
-    def __init__(self, switch: BackendSelector, x: Tensor):
-        self.switch, self.state = switch, pack(x, switch.prefix, switch.class_token)
-        self.views = [with_onednn(view, x) for view in switch.views]
+    def __init__(self, selector: BackendSelector, x: Tensor):
+        self.selector, self.state = selector, pack(x, selector.prefix, selector.class_token)
+        self.views = [with_onednn(view, x) for view in selector.views]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
-        self.state = packed.step(self.state, self.views[layer], self.switch.recipe, len(self.views))
+        self.state = packed.step(self.state, self.views[layer], self.selector.recipe, len(self.views))
 
     def finish(self) -> Tensor:
         return unpack(self.state)
 
-    def tell(self) -> Callable[[], Trace]:
-        return _lazy_trace(self.state, self.switch.recipe)
+    def build_trace(self) -> Callable[[], Trace]:
+        return _lazy_trace(self.state, self.selector.recipe)
 
 
 class TritonWithFallback:
-    """Packed tokens with kernels.  Where one of them cannot run, the reference takes over, from the first layer on."""
+    """Packed tokens with Triton kernels on CUDA.
 
-    def __init__(self, switch: BackendSelector, x: Tensor, views: Sequence[View]):
+    If a kernel cannot run, the reference backend repeats the pass from the first layer.
+    """
+
+    def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View]):
         from adamerge.runtime.triton.kernels.launch import CannotRun
 
-        self.switch, self.x, self.views = switch, x, views
-        self.error: type[Exception] = CannotRun
-        self.run = switch.kernels().start(x)
-        self.instead: ReferenceBackend | None = None
+        self.selector, self.x, self.views = selector, x, views
+        self.cannot_run: type[Exception] = CannotRun
+        self.forward = selector.triton().start(x)
+        self.fallback: ReferenceBackend | None = None
 
     def step(self, layer: int, tables: Tables = ()) -> None:
-        if self.instead is None:
+        if self.fallback is None:
             try:
-                return self.run.step(layer)
-            except self.error as error:
-                self.instead = self._reference(error, layer)
-        self.instead.step(layer)
+                return self.forward.step(layer)
+            except self.cannot_run as error:
+                self.fallback = self._start_fallback(error, layer)
+        self.fallback.step(layer)
 
     def finish(self) -> Tensor:
-        if self.instead is None:
+        if self.fallback is None:
             try:
-                return self.run.finish()
-            except self.error as error:
-                self.instead = self._reference(error, len(self.views))
-        return self.instead.finish()
+                return self.forward.finish()
+            except self.cannot_run as error:
+                self.fallback = self._start_fallback(error, len(self.views))
+        return self.fallback.finish()
 
-    def tell(self) -> Trace | Callable[[], Trace]:
-        return _lazy_trace(self.run.state, self.switch.recipe) if self.instead is None else self.instead.tell()
+    def build_trace(self) -> Trace | Callable[[], Trace]:
+        if self.fallback is not None:
+            return self.fallback.build_trace()
+        return _lazy_trace(self.forward.state, self.selector.recipe)
 
-    def _reference(self, error: Exception, layers: int) -> ReferenceBackend:
-        """The reference after so many layers."""
-        self.switch.give_up(error)
-        road = ReferenceBackend(self.switch, self.x, self.views)
+    def _start_fallback(self, error: Exception, layers: int) -> ReferenceBackend:
+        """The reference backend after `layers` layers."""
+        self.selector.disable_triton(error)
+        backend = ReferenceBackend(self.selector, self.x, self.views)
         for layer in range(layers):
-            road.step(layer)
-        return road
+            backend.step(layer)
+        return backend
 
 
 def _lazy_trace(state: PackedState, recipe: Recipe) -> Callable[[], Trace]:
+    """A function that builds the trace: it reads counts from the device, so it runs only when asked for."""
     steps, prefix, before = state.steps, state.layout.prefix, recipe.site == "before_block"
     return lambda: Trace(tuple(step() for step in steps), prefix, before)

@@ -26,7 +26,7 @@ from adamerge.methods import adamerge as published
 from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome
 from adamerge.patching.apply import stack_of
 from adamerge.presets import protect
-from adamerge.runtime import backend as roads
+from adamerge.runtime import backend
 from adamerge.runtime.triton import forward as fused
 from adamerge.runtime.triton import gemm_dispatch as arithmetic
 from adamerge.runtime.triton import readback as wait
@@ -64,8 +64,8 @@ MORE: dict[str, Callable[..., Recipe]] = {
 
 def with_kernels(model: nn.Module) -> None:
     """Take the kernels' road even where there is no device for it: the interpreter stands in."""
-    switch = stack_of(model).selector
-    switch.choose = lambda x, views, training: roads.TritonWithFallback(switch, x, views)
+    selector = stack_of(model).selector
+    selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
 
 
 @pytest.mark.parametrize("recipe", RECIPES | MORE)
@@ -222,8 +222,8 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert torch.equal(adamerge.trace(model).slots(), before.slots())
         asked: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
-        switch = stack_of(model).selector
-        assert switch._obstacle(asked, False) == switch.failed is not None
+        selector = stack_of(model).selector
+        assert selector.why_reference(asked, False) == selector.triton_failure is not None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        switch._say("the next batch has nothing new to say")
+        selector.warn_once("the next batch has nothing new to say")
