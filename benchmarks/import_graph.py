@@ -96,9 +96,12 @@ def reachable(graph: Graph, node: str) -> set[str]:
 
 def reduced(graph: Graph) -> Graph:
     """The graph without the arrows that longer paths imply."""
-    return {
-        node: others - set().union(*(reachable(graph, other) for other in others)) for node, others in graph.items()
-    }
+    return {node: {other for other in others if not _implied(graph, others, other)} for node, others in graph.items()}
+
+
+def _implied(graph: Graph, others: set[str], node: str) -> bool:
+    """Whether another of `others` leads to `node`; two nodes of one cycle do not imply each other."""
+    return any(node in reachable(graph, other) - {other} and other not in reachable(graph, node) for other in others)
 
 
 def drawing() -> str:

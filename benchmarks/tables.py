@@ -1,10 +1,14 @@
-"""Write the tables of the README and the docs from benchmarks/results and the tests' zoo; `--check` only compares."""
+"""Write the tables of the README and the docs from benchmarks/results, the tests' zoo and the imports of the library.
+
+`--check` only compares.
+"""
 
 import importlib.util
 import sys
 from pathlib import Path
 
 from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
+from import_graph import drawing
 from reading import MODELS, ROOT, Row, interval, read
 from speed_tables import (
     blocks_table,
@@ -151,7 +155,7 @@ def filled(text: str, name: str, table: str) -> str:
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
     readme, docs = ROOT / "README.md", ROOT / "docs"
-    results, frontier, speed = docs / "results.md", docs / "frontier.md", docs / "speed.md"
+    results, frontier, speed, design = (docs / f"{name}.md" for name in ("results", "frontier", "speed", "design"))
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
         readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
@@ -159,6 +163,7 @@ def pages() -> dict[Path, str]:
             results,
             {"verdict": verdict(), "comparison": long, "segmentation": segmentation_table(), "video": video_table()},
         ),
+        design: _all_filled(design, {"imports": drawing()}),
         speed: _all_filled(
             speed,
             {
