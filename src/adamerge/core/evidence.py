@@ -1,4 +1,4 @@
-"""Everything a part of a recipe may look at when it decides a merge."""
+"""The input of every part of a recipe: what is known about a batch of tokens when one layer decides its merge."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.core.errors import BadOption
+from adamerge.core.lazy import lazy_fields
 from adamerge.core.types import Counts, Features, Mask, PerToken
 
 
+@lazy_fields("query", "key", "value")
 @dataclass(frozen=True)
 class Heads:
-    """One attention layer's queries, keys and values over all tokens, prefix included: `(b, tokens, heads, k)`."""
+    """One attention layer's queries, keys and values over all tokens, prefix included: `(b, tokens, heads, k)`.
+
+    `scale` multiplies the scores `query @ key.mT`; `bias`, if any, is added to them.
+    """
 
     query: Float[Tensor, "b t h k"]
     key: Float[Tensor, "b t h k"]
@@ -20,14 +25,10 @@ class Heads:
     scale: float
     bias: Float[Tensor, "b 1 1 t"] | None = None
 
-    def mean_key(self, dtype: torch.dtype) -> Float[Tensor, "b t k"]:
-        """The keys of all tokens, averaged over heads."""
-        return self.key.to(dtype).mean(2)
-
 
 @dataclass(frozen=True)
 class Widths:
-    """What a part needs to know of a block to say what it costs there."""
+    """The widths of a block, from which a part computes its multiply-accumulates there."""
 
     dim: int
     heads: int
@@ -35,14 +36,21 @@ class Widths:
     prefix: int
 
 
+@lazy_fields("raw", "place")
 @dataclass(frozen=True)
 class Evidence:
-    """The patch tokens at the merge site, and what is known about them.  Prefix tokens are never among them.
+    """The patch tokens at the merge site, `(b, n, d)`, and what is known about them.  Prefix tokens are left out.
 
-    `size` is in float32 or better, and shapes are read off it: a runtime may pad `raw` only when somebody looks at it.
-    `class_token` says whether the first prefix token is one.  `count` is None when every image owns all `n` tokens.
-    `heads` exists only after attention.  `place` is the first original patch (of `patches`, in reading order) that a
-    token stands for.
+    * `raw`: the tokens in the dtype of the model; padding where an image has fewer than `n`.
+    * `size`: how many patches each token stands for, in float32 or better.
+    * `layer`, `depth`: the number of this block, and how many there are.
+    * `prefix`, `class_token`: how many prefix tokens there are, and whether the first one is a class token.
+    * `count`: how many tokens each image has; None when all have `n`.
+    * `heads`: the queries, keys and values of this block; None before attention.
+    * `place`: the first original patch (of `patches`, in reading order) that each token stands for.
+
+    The packed runtime gives `raw`, `place` and the arrays of `heads` as deferred values: they are padded when a part
+    reads them.  Take shapes from `size`, which is always there.
     """
 
     raw: Features
@@ -64,7 +72,7 @@ class Evidence:
     @property
     def keys(self) -> Features:
         """The patch tokens' attention keys, averaged over heads."""
-        return self._after_attention("keys").mean_key(self.size.dtype)[:, self.prefix :]
+        return self._after_attention("keys").key.to(self.size.dtype).mean(2)[:, self.prefix :]
 
     @property
     def values(self) -> Features:

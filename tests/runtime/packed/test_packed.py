@@ -1,6 +1,6 @@
 """The ragged road in plain torch gives the reference's numbers, and its layouts are what they say."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -10,7 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import adamerge
+from adamerge.core.evidence import Evidence
 from adamerge.core.recipe import Recipe
+from adamerge.core.salience import Centrality, ClassAttention
+from adamerge.core.types import PerToken
+from adamerge.methods import adamerge as as_published
 from adamerge.methods import ats, dsm, tofu
 from adamerge.presets import protect
 from adamerge.runtime.packed import attention as attend
@@ -52,6 +56,38 @@ def test_whatever_makes_one_token_of_several_gets_its_rows(family, recipe):
     assert before.merged.sum() > 0 and torch.equal(before.slots(), after.slots())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
+
+
+@dataclass(frozen=True)
+class OfChangedEvidence:
+    """Salience of evidence that differs in one field from what the runtime gave."""
+
+    after_attention: bool
+
+    def __call__(self, evidence: Evidence) -> PerToken:
+        changed = replace(evidence, layer=0)
+        assert torch.equal(changed.tokens, evidence.tokens) and changed.layer == 0
+        if not self.after_attention:
+            return Centrality()(changed)
+        assert evidence.heads is not None
+        return ClassAttention()(replace(changed, heads=replace(evidence.heads, scale=1.0)))
+
+    def macs(self, n: torch.Tensor, at: object) -> torch.Tensor:
+        return 0 * n
+
+
+@pytest.mark.parametrize("after_attention", [False, True])
+def test_a_part_may_replace_fields_of_the_evidence(after_attention):
+    model, images = build("vit"), pictures(4)
+    chosen = replace(as_published(r_max=4), salience=OfChangedEvidence(after_attention))
+    chosen = replace(chosen, site="after_attention" if after_attention else "before_block")
+    chosen = chosen.with_stats(adamerge.calibrate(model, images, chosen, progress=False))
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        found = adamerge.apply(model, chosen, "packed")(images)
+    assert before.merged.sum() > 0 and torch.equal(before.slots(), adamerge.trace(model).slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @given(some.lists(some.integers(1, 70), min_size=1, max_size=4), some.booleans(), some.booleans())

@@ -4,7 +4,7 @@ All is plain torch here, and decisions are the reference's, made on a padded cop
 """
 
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,10 +12,11 @@ from torch import Tensor
 from adamerge.core.combine import Average, Drop, MeanNorm
 from adamerge.core.decision import Decision
 from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.lazy import deferred
 from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally
 from adamerge.core.recipe import Recipe
-from adamerge.core.types import Counts
+from adamerge.core.types import Slots
 from adamerge.runtime.block_view import View
 from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import (
@@ -37,64 +38,8 @@ from adamerge.runtime.trace import LayerTrace
 # Parts that make one token of several by the decision alone, whatever rows they are given.
 COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
 
-
-class LatePadded(Heads):
-    """Queries, keys and values that are padded when somebody looks at them: most recipes look at one of the three."""
-
-    def __init__(
-        self,
-        query: PackedHeads,
-        key: PackedHeads,
-        value: PackedHeads,
-        scale: float,
-        whole: Layout,
-        bias: Tensor | None,
-    ):
-        vars(self).update(packed=(query, key, value), whole=whole, scale=scale, bias=bias)
-
-    @cached_property
-    def query(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._padded(0)
-
-    @cached_property
-    def key(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._padded(1)
-
-    @cached_property
-    def value(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._padded(2)
-
-    def mean_key(self, dtype: torch.dtype) -> Tensor:
-        return self._pad(vars(self)["packed"][1].to(dtype).mean(1))
-
-    def _padded(self, side: int) -> Tensor:
-        return self._pad(vars(self)["packed"][side])
-
-    def _pad(self, packed: Tensor) -> Tensor:
-        whole = vars(self)["whole"]
-        return pad(packed, whole, whole.longest)
-
-
-class LateEvidence(Evidence):
-    """Evidence whose tokens are padded, and places worked out, when somebody looks at them: who compares keys does
-    neither."""
-
-    def __init__(self, state: PackedState, size: Tensor, depth: int, count: Counts | None, heads: Heads | None):
-        layout = state.layout
-        vars(self).update(state=state, size=size, layer=state.layer, depth=depth, prefix=layout.prefix, count=count)
-        vars(self).update(class_token=state.class_token, heads=heads, patches=state.history.shape[1])
-
-    @cached_property
-    def raw(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        state: PackedState = vars(self)["state"]
-        return pad(state.x, state.layout, state.layout.most)
-
-    @cached_property
-    def place(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        state: PackedState = vars(self)["state"]
-        images, patches = state.history.shape
-        past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
-        return first(keep_all(images, patches, state.x.device).slot, past)
+# Query, key and value of all packed rows, and the scale of their scores.
+PackedAttention = tuple[PackedHeads, PackedHeads, PackedHeads, float]
 
 
 def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
@@ -118,7 +63,7 @@ def merge(
     state: PackedState,
     recipe: Recipe,
     depth: int,
-    heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None = None,
+    heads: PackedAttention | None = None,
 ) -> PackedState:
     """Decide one merge as the reference does, on padded copies, and carry it out on the packed rows."""
     layout = state.layout
@@ -158,16 +103,42 @@ def merge(
     )
 
 
-def look(
-    state: PackedState, recipe: Recipe, depth: int, heads: tuple[PackedHeads, PackedHeads, PackedHeads, float] | None
-) -> Evidence:
-    """What a recipe may see of the tokens that are about to be merged, padded to the longest image."""
+def look(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
+    """The evidence for one merge, padded to the longest image.  Tokens, places and heads are padded when first read."""
     layout = state.layout
-    count = None if layout.uniform else layout.patches.long()
-    size = pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32))
-    whole = replace(layout, prefix=0)
-    padded = None if heads is None else LatePadded(*heads, whole, _bias(state, recipe, whole))
-    return LateEvidence(state, size, depth, count, padded)
+    return Evidence(
+        raw=deferred(lambda: pad(state.x, layout, layout.most)),
+        size=pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32)),
+        layer=state.layer,
+        depth=depth,
+        prefix=layout.prefix,
+        class_token=state.class_token,
+        count=None if layout.uniform else layout.patches.long(),
+        heads=None if heads is None else _padded_heads(state, recipe, *heads),
+        place=deferred(lambda: _places(state)),
+        patches=state.history.shape[1],
+    )
+
+
+def _padded_heads(
+    state: PackedState, recipe: Recipe, query: PackedHeads, key: PackedHeads, value: PackedHeads, scale: float
+) -> Heads:
+    """Queries, keys and values of all tokens, `(b, longest, heads, k)`; each array is padded when first read."""
+    whole = replace(state.layout, prefix=0)
+    return Heads(
+        query=deferred(lambda: pad(query, whole, whole.longest)),
+        key=deferred(lambda: pad(key, whole, whole.longest)),
+        value=deferred(lambda: pad(value, whole, whole.longest)),
+        scale=scale,
+        bias=_bias(state, recipe, whole),
+    )
+
+
+def _places(state: PackedState) -> Slots:
+    """The first original patch that each patch token stands for, `(b, n)`; 0 in padding."""
+    images, patches = state.history.shape
+    past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
+    return first(keep_all(images, patches, state.x.device).slot, past)
 
 
 def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
