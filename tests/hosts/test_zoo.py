@@ -138,8 +138,8 @@ def test_every_patch_leaves_with_the_feature_of_its_token(case):
     with torch.no_grad():
         x = torch.randn(2, stack.prefix + case.member.patches, stack.views[0].shape.dim)
         tables = _tables(case)
-        for step in stack[:]:
-            out = step.take(x, (), tables)
+        for call in stack[:]:
+            out = call.run(x, (), tables)
             x = out[0] if isinstance(out, tuple) else out
             left.append(x)
     slots = adamerge.trace(case.model).slots()

@@ -28,14 +28,16 @@ class BlockStack(nn.Module):
 
 @dataclass(frozen=True)
 class Host:
-    """Where a model keeps its blocks, and how to look at them.
+    """Where a model keeps its blocks, and how to read them.
 
-    `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself: the vision
-    tower of a model that wants texts as well.  `head` lists the methods that make the model's output of what the blocks
-    gave, as far as they multiply matrices.  `positions` is the method that adds class token and positions to the
-    patches, where it is timm's own, so that a kernel can do the same.
+    `model` is the model that was passed to `find_host`; `owner` is the module in it whose `attribute` is the block
+    container.  `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself:
+    the vision tower of a model that wants texts as well.  `head` lists the methods that make the model's output of what
+    the blocks gave, as far as they multiply matrices.  `positions` is the method that adds class token and positions to
+    the patches, where it is timm's own, so that a kernel can do the same.
     """
 
+    model: nn.Module
     owner: nn.Module
     attribute: str
     views: tuple[View, ...]

@@ -18,13 +18,13 @@ def host(model: nn.Module) -> Host:
     visual: Any = dict(model.named_children()).get("visual", model)
     if isinstance(visual, TimmModel):
         found = find_host(visual.trunk)
-        return replace(found, entry=visual, head=(*found.head, (visual.head, "forward")))
+        return replace(found, model=model, entry=visual, head=(*found.head, (visual.head, "forward")))
     if not isinstance(visual, VisionTransformer):
         raise UnsupportedModel(
             f"the vision tower of this open_clip model is a {type(visual).__name__}; supported are VisionTransformer "
             "and timm's vision transformers. The nearest is ViT-B-32."
         )
-    found = Host(visual.transformer, "resblocks", (), 1, True, (3, *visual.image_size), entry=visual)
+    found = Host(model, visual.transformer, "resblocks", (), 1, True, (3, *visual.image_size), entry=visual)
     return replace(found, views=tuple(_views(found.container)))
 
 

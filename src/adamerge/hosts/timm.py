@@ -179,7 +179,16 @@ def host(model: nn.Module) -> Host:
     own = inspect.unwrap(type(model)._pos_embed) is VisionTransformer._pos_embed
     positions = (model, "_pos_embed") if own else None
     found = Host(
-        model, "blocks", (), model.num_prefix_tokens, has_class, _image_shape(model), convention, None, head, positions
+        model=model,
+        owner=model,
+        attribute="blocks",
+        views=(),
+        prefix=model.num_prefix_tokens,
+        class_token=has_class,
+        image=_image_shape(model),
+        convention=convention,
+        head=head,
+        positions=positions,
     )
     return replace(found, views=tuple(_views(found.container)))
 

@@ -19,7 +19,7 @@ def host(model: nn.Module) -> Host:
             "The nearest is vit_b_16."
         )
     image, head = (3, model.image_size, model.image_size), ((model.heads, "forward"),)
-    found = Host(model.encoder, "layers", (), 1, True, image, head=head)
+    found = Host(model, model.encoder, "layers", (), 1, True, image, head=head)
     return replace(found, views=tuple(_views(found.container)))
 
 

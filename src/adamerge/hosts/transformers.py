@@ -123,7 +123,7 @@ def host(model: nn.Module) -> Host:
     """The host view of a transformers model, or of the vision tower in one; others are refused with the reason."""
     tower, kind = _tower(model)
     owner, attribute = _place(tower, kind)
-    found = Host(owner, attribute, (), kind.prefix(tower.config), kind.class_token, kind.image(tower.config))
+    found = Host(model, owner, attribute, (), kind.prefix(tower.config), kind.class_token, kind.image(tower.config))
     views = tuple(_views(found.container, kind))
     # Until transformers 4.56, and for CLIP in all of 4.x, blocks return a tuple and can be asked for attention.
     asks = "output_attentions" in inspect.signature(type(views[0].block).forward).parameters

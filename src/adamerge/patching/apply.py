@@ -13,8 +13,6 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.hosts.base import find_host
-from adamerge.patching.patch_embedding import patch_embedding_patches
-from adamerge.patching.position_embedding import position_patches
 from adamerge.patching.stack import Stack, install, installed
 from adamerge.runtime.backend import Runtime
 from adamerge.runtime.trace import Trace
@@ -46,20 +44,7 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
     if recipe.stats is not None:
         host.check(recipe.stats)
         _warn_if_stats_of_another_recipe(recipe, recipe.stats)
-    stack = Stack(
-        host.owner,
-        host.container,
-        host.views,
-        recipe,
-        prefix=host.prefix,
-        class_token=host.class_token,
-        training=(installed(host) or host.container).training,
-        runtime=runtime,
-        convention=host.convention,
-        head=host.head,
-        before=(*patch_embedding_patches(model), *position_patches(host)),
-    )
-    install(host, stack)
+    install(host, Stack(host, recipe, runtime))
     return model
 
 
@@ -73,7 +58,7 @@ def remove(model: nn.Module) -> nn.Module:
 
 def trace(model: nn.Module) -> Trace:
     """What the last forward pass of a merged model did with its batch."""
-    last = stack_of(model).last
+    last = stack_of(model).last_trace
     if last is None:
         raise NotApplied("the merged model has not run yet; call model(images) before adamerge.trace(model)")
     return last

@@ -1,4 +1,4 @@
-"""A merging block that passes for the host's own, for libraries that find blocks by class and watch them by hook."""
+"""A merging block that is an instance of the host's block class, for libraries that find blocks by class and hook."""
 
 from functools import cache
 from typing import Any
@@ -8,12 +8,12 @@ from torch import nn
 
 @cache
 def _proxy_class(base: type[nn.Module]) -> type[nn.Module]:
-    """A subclass of the block's class whose forward pass is a step of a run, where there is one."""
+    """A subclass of the block's class; called with `adamerge_call`, its forward pass is that call of the stack."""
 
-    def forward(self: Any, x: Any, *args: Any, adamerge_step: Any = None, **kwargs: Any) -> Any:
-        if adamerge_step is None:
+    def forward(self: Any, x: Any, *args: Any, adamerge_call: Any = None, **kwargs: Any) -> Any:
+        if adamerge_call is None:
             return base.forward(self, x, *args, **kwargs)
-        return adamerge_step.take(x, args, kwargs)
+        return adamerge_call.run(x, args, kwargs)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         return _blank_proxy, (base,), self.__dict__
@@ -26,18 +26,18 @@ def _blank_proxy(base: type[nn.Module]) -> nn.Module:
     return object.__new__(_proxy_class(base))
 
 
-def make_proxy(block: nn.Module) -> nn.Module:
-    """A module with the block's class, name, parameters, children and hooks: the very same registries.
+def make_proxy(block: nn.Module, state: nn.Module) -> nn.Module:
+    """A module of a subclass of the block's class, with the attributes of `state`: the block, or a proxy of it.
 
-    Only the attributes are its own, so that the block stays what it was.
+    Parameters, children and hooks are shared, by the same registries; other attributes are the proxy's own.
     """
-    twin = _blank_proxy(type(block))
-    copy_attributes(block, twin)
-    return twin
+    proxy = _blank_proxy(type(block))
+    copy_attributes(state, proxy)
+    return proxy
 
 
 def copy_attributes(source: nn.Module, target: nn.Module) -> None:
-    """Give a block the attributes of its stand-in, or the other way round."""
+    """Give a block the attributes of its proxy, or the other way round."""
     if source is not target:
         # transformers 4 leaves a bound `forward` behind when it has recorded hidden states; it belongs to one module.
         target.__dict__.update({name: value for name, value in source.__dict__.items() if name != "forward"})
