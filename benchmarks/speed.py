@@ -136,13 +136,13 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
         if part.seldom:
             more |= {f"{name}, {SECOND} block": method for name, method in methods(depth, SECOND).items()}
         for name, method in more.items():
-            found = solve(model, calibration, method, part.cut, sense=part.cost)
+            found = solve(model, calibration, method, part.cut, cost=part.cost)
             solved.append(Entry(name, found.recipe, knob=found.knob, **facts))
         if not part.ours:
             return solved
         solved.append(Entry("one token", one_token(model), **facts))
-        preset = best(model, calibration, part.cut, count=part.cost)
-        tuned = adamerge.tune(model, calibration, part.cut, count=part.cost, tries=TRIES, progress=False)
+        preset = best(model, calibration, part.cut, cost=part.cost)
+        tuned = adamerge.tune(model, calibration, part.cut, cost=part.cost, tries=TRIES, progress=False)
         return [*solved, Entry("preset", preset, **facts), Entry("tuned", tuned, **facts)]
     patches: int = model.patch_embed.num_patches  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
     r = round(part.share * patches, 3)

@@ -4,10 +4,10 @@ from torch import nn
 
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
+from adamerge.flops import CostCount
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.families import families, protect, rates
 from adamerge.search.scaling import preset_at
-from adamerge.search.solve import Sense
 from adamerge.search.target import Target
 
 __all__ = ["best", "families", "protect", "rates"]
@@ -18,7 +18,7 @@ def best(
     images: Images,
     cut: float = 0.3,
     *,
-    count: Sense = "true",
+    cost: CostCount = "true",
     gmacs: float | None = None,
     loss: Loss | None = None,
     static: bool = False,
@@ -29,11 +29,11 @@ def best(
         model: a supported model; it is left as it was.
         images: the images that the cost is met on: a tensor, or an iterable of batches or of `(images, labels)`.
         cut: the share of the cost to save.
-        count: which count of multiply-accumulates, the true one or the paper's.
+        cost: which count of multiply-accumulates: "true" or "paper"; see `adamerge.flops`.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
         loss: how outputs are compared; see `tune`.
         static: merge the same number in every image; see `tune`.
     """
-    evaluator = Evaluator(model, gather_images(model, images), sense=count, loss=loss)
+    evaluator = Evaluator(model, gather_images(model, images), cost=cost, loss=loss)
     target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
     return preset_at(evaluator, target, static)

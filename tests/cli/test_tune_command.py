@@ -56,7 +56,7 @@ def test_compare_takes_recipe_files(recipe, tmp_path):
         (["tune", "--gmacs", "-1"], "gmacs is a cost and must be above 0; got -1.0"),
         (["tune", "--images", "4"], "tuning needs at least 8 images, a few hundred are good; got 4"),
         (["tune", "--images", "8", "--tries", "0"], "tries must be a whole number >= 1; got 0"),
-        (["tune", "--images", "8", "--count", "half"], "sense must be one of true, paper; got 'half'"),
+        (["tune", "--images", "8", "--cost", "half"], "cost must be one of true, paper; got 'half'"),
         (["tune", "--images", "8", "--loss", "l2"], "loss must be one of kl, features; got 'l2'"),
         (["tune", "--images", "8", "--gmacs", "9"], "9 GMACs is no saving: the unmerged model costs"),
         (["tune", "--data", "nowhere"], "nowhere is not a folder"),

@@ -8,6 +8,7 @@ from search.mean_cost import mean_cost
 import adamerge
 from adamerge import presets
 from adamerge.core.budget import Threshold
+from adamerge.core.errors import BadOption
 from adamerge.flops import meter
 from adamerge.search.evaluator import Evaluator
 
@@ -28,6 +29,19 @@ def test_the_preset_meets_its_cost_without_a_search(model, images):
     recipe = presets.best(model, images, 0.3)
     assert mean_cost(model, images, recipe) == pytest.approx(0.7 * meter(model).unmerged().true.item(), rel=0.006)
     assert isinstance(recipe.budget, Threshold) and isinstance(recipe.budget.r, tuple)
+
+
+def test_a_count_that_does_not_exist_is_refused_by_the_name_of_the_option(model, images, unchecked):
+    with pytest.raises(BadOption, match=r"^cost must be one of true, paper; got 'bogus'$"):
+        presets.best(model, images, 0.3, cost="bogus")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'count'"):
+        presets.best(model, images, 0.3, count="true")  # pyright: ignore[reportCallIssue]
+
+
+def test_the_preset_meets_its_cost_in_the_papers_count(model, images):
+    recipe = presets.best(model, images, 0.2, cost="paper")
+    full = meter(model).unmerged().paper.item()
+    assert mean_cost(model, images, recipe, "paper") == pytest.approx(0.8 * full, rel=0.006)
 
 
 def test_the_untuned_preset_diverges_far_less_than_tome_on_the_embedded_model():

@@ -32,12 +32,12 @@ def images():
     return pictures(4)
 
 
-@pytest.mark.parametrize("sense", ["true", "paper"])
+@pytest.mark.parametrize("cost", ["true", "paper"])
 @pytest.mark.parametrize("name", KNOBS)
-def test_every_method_meets_its_target(model, images, name, sense):
-    found = solve(model, images, METHODS[name], 0.25, sense=sense, options=OPTIONS.get(name))
-    full = getattr(meter(model).unmerged(), sense).item()
-    reached = mean_cost(model, images, found.recipe, sense)
+def test_every_method_meets_its_target(model, images, name, cost):
+    found = solve(model, images, METHODS[name], 0.25, cost=cost, options=OPTIONS.get(name))
+    full = getattr(meter(model).unmerged(), cost).item()
+    reached = mean_cost(model, images, found.recipe, cost)
     assert found.met
     assert reached == pytest.approx(0.75 * full, rel=0.005)
     assert found.gmacs == pytest.approx(reached / 1e9, rel=1e-6)
@@ -128,8 +128,8 @@ def test_targets_that_mean_nothing_are_refused(target, text):
 def test_mistakes_are_named(model, images, unchecked):
     with pytest.raises(BadOption, match=r"^none has no knob that sets its cost and can meet no target; leave it out$"):
         solve(model, images, METHODS["none"], 0.2)
-    with pytest.raises(BadOption, match=r"^sense must be one of true, paper; got 'false'$"):
-        solve(model, images, METHODS["tome"], 0.2, sense="false")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadOption, match=r"^cost must be one of true, paper; got 'false'$"):
+        solve(model, images, METHODS["tome"], 0.2, cost="false")  # pyright: ignore[reportArgumentType]
     with pytest.raises(
         BadOption, match=r"tome cannot be made with \{'q': 1, 'r': 0\}: .*unexpected keyword argument 'q'"
     ):

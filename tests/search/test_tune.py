@@ -143,7 +143,7 @@ def test_a_cost_may_be_given_in_gmacs_or_the_papers_count(model, images):
     full = meter(model).unmerged()
     found = report(model, images, gmacs=0.8 * full.true.item() / 1e9, tries=1)
     assert found.cut == pytest.approx(0.2, abs=0.005)
-    paper = report(model, images, 0.2, count="paper", tries=1)
+    paper = report(model, images, 0.2, cost="paper", tries=1)
     assert paper.gmacs == pytest.approx(0.8 * full.paper.item() / 1e9, rel=0.005)
 
 
@@ -194,7 +194,7 @@ def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
         (dict(cut=1.5), "cut is the share of the cost to save and must be between 0 and 1; got 1.5"),
         (dict(gmacs=100.0), "100 GMACs is no saving: the unmerged model costs "),
         (dict(latency_ratio=2.0), "latency_ratio is a share of the unmerged time and must be between 0 and 1; got 2.0"),
-        (dict(count="half"), "sense must be one of true, paper; got 'half'"),
+        (dict(cost="half"), "cost must be one of true, paper; got 'half'"),
         (dict(tries=0), "tries must be a whole number >= 1; got 0"),
         (dict(time_limit=-1), "time_limit must be >= 0; got -1"),
         (dict(loss="l2"), "loss must be one of kl, features; got 'l2'"),

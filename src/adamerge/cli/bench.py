@@ -8,7 +8,18 @@ import typer
 from rich.table import Table
 
 from adamerge.cli.compare import read_labels, read_native
-from adamerge.cli.flags import EMBEDDED, CalibrationImages, Device, Model, Native, Pretrained, Workers, console, note
+from adamerge.cli.flags import (
+    EMBEDDED,
+    CalibrationImages,
+    Cost,
+    Device,
+    Model,
+    Native,
+    Pretrained,
+    Workers,
+    console,
+    note,
+)
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
@@ -50,7 +61,7 @@ def bench(
     ] = "tome,adamerge",
     native: Native = None,
     cut: Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")] = "0.23",
-    count: Annotated[str, typer.Option("--count", help="Which count cuts are meant in: paper or true.")] = "paper",
+    cost: Cost = "true",
     batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,8,32",
     dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")] = "fp32",
     device: Device = "cpu",
@@ -82,7 +93,7 @@ def bench(
     from adamerge.experiments.benchmark import bench as run
     from adamerge.experiments.benchmark import make_entries
     from adamerge.experiments.benchmark.rows import check_file
-    from adamerge.search.solve import check_sense
+    from adamerge.flops import check_cost
     from adamerge.search.target import Target
     from adamerge.search.variants import find_variant
 
@@ -94,9 +105,7 @@ def bench(
     natives = dict(read_native(text) for text in native or ())
     if not labels and not natives:
         raise BadOption("there is nothing to time beside the unmerged model; give --methods or --native")
-    if count not in ("paper", "true"):
-        raise BadOption(f"--count must be paper or true; got {count!r}")
-    check_sense(count)
+    check_cost(cost)
     check_file(out)
     if plot is not None and plot.suffix.lower() != ".png":
         raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
@@ -106,7 +115,7 @@ def bench(
         torch.manual_seed(0)
         net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
-        entries = make_entries(net, known, labels, targets, native=natives, cost=count)
+        entries = make_entries(net, known, labels, targets, native=natives, cost=cost)
         rows += run(
             net,
             shown,

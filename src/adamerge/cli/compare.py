@@ -14,6 +14,7 @@ from adamerge.cli.flags import (
     EMBEDDED,
     BatchSize,
     CalibrationImages,
+    Cost,
     Data,
     Device,
     Dtype,
@@ -57,7 +58,7 @@ def compare(
     recipe: Annotated[
         list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
     ] = None,
-    sense: Annotated[str, typer.Option("--sense", help="Which count budgets are meant in: true or paper.")] = "true",
+    cost: Cost = "true",
     rival: Annotated[str, typer.Option("--rival", help="Whom all others are compared with.")] = "tome",
     calibration_images: CalibrationImages = 256,
     limit: Limit = None,
@@ -77,8 +78,10 @@ def compare(
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.bootstrap import headings, texts
     from adamerge.experiments.compare import compare as run
+    from adamerge.flops import check_cost
     from adamerge.search.variants import VARIANTS
 
+    check_cost(cost)
     natives = dict(read_native(text) for text in native or ())
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
     budgets = read_budgets(cut, gmacs, bool(natives or recipes))
@@ -103,7 +106,7 @@ def compare(
             out=out,
             native=natives,
             recipes=recipes,
-            cost=sense,  # pyright: ignore[reportArgumentType]
+            cost=cost,  # pyright: ignore[reportArgumentType]
             rival=rival,
             name=model,
         )

@@ -25,6 +25,7 @@ Native = Annotated[
     list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
 ]
 CalibrationImages = Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")]
+Cost = Annotated[str, typer.Option("--cost", help="The count of multiply-accumulates to use: true or paper.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")]
 
 

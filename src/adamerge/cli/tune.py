@@ -8,6 +8,7 @@ import typer
 from adamerge.cli.flags import (
     EMBEDDED,
     BatchSize,
+    Cost,
     Device,
     Dtype,
     Model,
@@ -28,7 +29,7 @@ def tune(
     latency_ratio: Annotated[
         float | None, typer.Option("--latency-ratio", help="Instead of --cut, the share of time, measured here.")
     ] = None,
-    count: Annotated[str, typer.Option("--count", help="Which count the cost is meant in: true or paper.")] = "true",
+    cost: Cost = "true",
     model: Model = EMBEDDED,
     weights: Weights = None,
     pretrained: Pretrained = False,
@@ -59,7 +60,7 @@ def tune(
     # Before the model and the images are read: an option that means nothing is refused at once.
     options = TuningOptions(
         cut=cut,
-        count=count,  # pyright: ignore[reportArgumentType]
+        cost=cost,  # pyright: ignore[reportArgumentType]
         gmacs=gmacs,
         latency_ratio=latency_ratio,
         loss=loss,  # pyright: ignore[reportArgumentType]

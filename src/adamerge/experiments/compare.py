@@ -270,7 +270,7 @@ def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
         recipe = make_calibrated_recipe(bench.model, bench.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:
-        options = {"sense": bench.cost, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
+        options = {"cost": bench.cost, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
         found = solve(bench.model, bench.calibration, method, cell.target, **options)
         recipe, knob, met, target_cut = found.recipe, found.knob, found.met, found.target_cut
     extra = {} if variant.how is None else {"how": variant.how}

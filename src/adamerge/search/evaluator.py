@@ -20,14 +20,13 @@ from adamerge.core.stats import summarise
 from adamerge.core.types import PerToken
 from adamerge.data.batches import Images, batches
 from adamerge.evaluation import kl_divergence
-from adamerge.flops import meter
+from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.methods import none
 from adamerge.patching.apply import temporarily_patched
 from adamerge.patching.probes import GivenTokens, embed
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
-from adamerge.search.solve import Sense
 
 Loss = Literal["kl", "features"]
 # Images that go through the model at once: small on a CPU, whose padding is work, large elsewhere.
@@ -54,15 +53,18 @@ class SweepResult:
 class Evaluator:
     """A model, unlabelled images, and what the unmerged model makes of them; embeddings are kept, not made again."""
 
-    def __init__(self, model: nn.Module, images: Sequence[Tensor], *, sense: Sense = "true", loss: Loss | None = None):
+    def __init__(
+        self, model: nn.Module, images: Sequence[Tensor], *, cost: CostCount = "true", loss: Loss | None = None
+    ):
+        check_cost(cost)
         if not images:
             raise BadImages("there are no images to tune on; pass at least one batch")
         self.model, self.host = model, find_host(model)
         self.entry = self.host.entry or model
-        self.sense: Sense = sense
+        self.cost: CostCount = cost
         self.sweeps = 0
         self.prices = meter(model)
-        self.full = float(getattr(self.prices.unmerged(), sense))
+        self.full = float(getattr(self.prices.unmerged(), cost))
         with _evaluating(model):
             install(self.host, self.host.container)
             parameter = next(model.parameters())
@@ -130,7 +132,7 @@ class Evaluator:
             compared.append(_compare(wanted, judged))
             choices.append(judged[0].argmax(1))
         counts = torch.cat([torch.stack([step.plan.count for step in state.steps], 1) for state in states])
-        macs, found = getattr(self.prices.cost(counts, recipe), self.sense).cpu(), torch.cat(compared).cpu()
+        macs, found = getattr(self.prices.cost(counts, recipe), self.cost).cpu(), torch.cat(compared).cpu()
         if self.loss == "kl":
             return SweepResult(recipe, found[:, 0], macs, counts.cpu(), choice=torch.cat(choices).cpu())
         return SweepResult(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)

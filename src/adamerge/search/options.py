@@ -6,8 +6,8 @@ from typing import Any
 
 from adamerge.core.budget import check_number
 from adamerge.core.errors import BadOption
+from adamerge.flops import CostCount, check_cost
 from adamerge.search.evaluator import Loss
-from adamerge.search.solve import Sense, check_sense
 from adamerge.search.target import Target
 
 DEFAULT_CUT = 0.3
@@ -18,7 +18,7 @@ class TuningOptions:
     """What `adamerge.tune` takes besides the model and the images; its docstring says what each means."""
 
     cut: float | None = None
-    count: Sense = "true"
+    cost: CostCount = "true"
     gmacs: float | None = None
     latency_ratio: float | None = None
     loss: Loss | None = None
@@ -32,7 +32,7 @@ class TuningOptions:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.cut, self.gmacs, self.latency_ratio)) > 1:
             raise BadOption("give one of cut, gmacs and latency_ratio, to say what it may cost")
-        check_sense(self.count)
+        check_cost(self.cost)
         # Making the target refuses a cut or a cost that means nothing.
         if self.target is None:
             _check_latency_ratio(self.latency_ratio)

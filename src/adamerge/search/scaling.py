@@ -52,10 +52,10 @@ class Scaler:
 
         Returns the candidate whose cost is nearest to the goal.
         """
-        prices, sense = self.evaluator.prices, self.evaluator.sense
+        prices, cost = self.evaluator.prices, self.evaluator.cost
         nearest = None
         for _ in range(MAX_CORRECTIONS):
-            scaled = scale_rates(rates, self.goal / self.excess, prices, family, sense)
+            scaled = scale_rates(rates, self.goal / self.excess, prices, family, cost)
             recipe = with_rates(family, scaled, prices.patches)
             loss, macs = self.measure(recipe)
             score = loss * math.exp(STEEPNESS * (macs / self.goal - 1))
@@ -64,7 +64,7 @@ class Scaler:
                 nearest = candidate
             if self.meets_goal(candidate):
                 break
-            self.excess = macs / expected_macs(scaled, prices, family, sense)
+            self.excess = macs / expected_macs(scaled, prices, family, cost)
         assert nearest is not None
         return nearest
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from adamerge.core.budget import Fixed, Threshold
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
-from adamerge.flops import Meter
-from adamerge.search.solve import Sense
+from adamerge.flops import CostCount, Meter
 
 # One rate per layer: minus the logarithm of the share of tokens that the layer keeps.  Rates of layers add up, and
 # multiplying all of them by one factor keeps the shape of the schedule.
@@ -44,19 +43,19 @@ def merged_per_layer(rates: Sequence[float], patches: int) -> tuple[float, ...]:
     return tuple(before - after for before, after in pairwise([float(patches), *counts]))
 
 
-def expected_macs(rates: Sequence[float], prices: Meter, recipe: Recipe, sense: Sense) -> float:
+def expected_macs(rates: Sequence[float], prices: Meter, recipe: Recipe, cost: CostCount) -> float:
     """What an image costs that merges exactly as many tokens as the rates say.
 
     The mean over real images is a little higher, because costs grow faster than token counts.
     """
-    return _costs(torch.tensor([rates], dtype=torch.float64), prices, recipe, sense).item()
+    return _costs(torch.tensor([rates], dtype=torch.float64), prices, recipe, cost).item()
 
 
-def scale_rates(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, sense: Sense) -> Rates:
+def scale_rates(rates: Sequence[float], goal: float, prices: Meter, recipe: Recipe, cost: CostCount) -> Rates:
     """The rates times the factor at which the expected cost is `goal`; layers at MERGE_ALL stay there."""
 
     def costs(factors: Tensor) -> Tensor:
-        return _costs(_scaled(rates, factors), prices, recipe, sense)
+        return _costs(_scaled(rates, factors), prices, recipe, cost)
 
     if costs(torch.zeros(1)).item() < goal:
         # The layers at MERGE_ALL alone save more than was asked for: they get a rate that can be scaled, too.
@@ -98,7 +97,7 @@ def _counts(rates: Float[Tensor, "f l"], patches: int) -> Float[Tensor, "f l"]:
     return patches * (1 + torch.expm1(-rates).clamp_min(-MAX_MERGED_SHARE)).cumprod(1)
 
 
-def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, sense: Sense) -> Float[Tensor, " f"]:
+def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, cost: CostCount) -> Float[Tensor, " f"]:
     """What each row of rates costs.  A layer whose rate is 0 in all rows pays for no decision."""
     largest = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
-    return getattr(prices.cost(_counts(rates, prices.patches), largest), sense)
+    return getattr(prices.cost(_counts(rates, prices.patches), largest), cost)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,11 @@ from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.match import Bipartite, Everywhere
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches
-from adamerge.flops import meter
+from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import image_entry
 from adamerge.methods import Method
 from adamerge.patching.apply import apply, temporarily_patched, trace
 from adamerge.search.target import Target
-
-Sense = Literal["true", "paper"]
 
 MAX_STEPS = 40
 # The search stops when the bracket is narrower than this share of the knob's range: less than one token in one layer.
@@ -75,19 +73,13 @@ def make_calibrated_recipe(
     return recipe
 
 
-def check_sense(sense: str) -> None:
-    """Refuse what is no way to count."""
-    if sense not in get_args(Sense):
-        raise BadOption(f"sense must be one of {', '.join(get_args(Sense))}; got {sense!r}")
-
-
 def solve(
     model: nn.Module,
     images: Images,
     method: Method,
     target: Target | float,
     *,
-    sense: Sense = "true",
+    cost: CostCount = "true",
     tolerance: float = 0.005,
     options: Mapping[str, Any] | None = None,
     how: How | None = None,
@@ -100,18 +92,18 @@ def solve(
             A method whose cost is the same for all images runs on the first one only.
         method: a method with a knob, such as `METHODS["tome"]`.
         target: a Target; a number is a cut.
-        sense: which count of multiply-accumulates has to meet it, the true one or the paper's.
+        cost: which count of multiply-accumulates has to meet it: "true" or "paper"; see `adamerge.flops`.
         tolerance: how far the cost may be from the target, as a share of the target.
         options: of the method, besides its knob.
         how: how to calibrate; see `calibrate`.
     """
     target = target if isinstance(target, Target) else Target(cut=target)
     check_number("tolerance", tolerance, at_least=0)
-    check_sense(sense)
+    check_cost(cost)
     if method.knob is None:
         raise BadOption(f"{_name(method)} has no knob that sets its cost and can meet no target; leave it out")
     with temporarily_patched(model), torch.inference_mode():
-        costs = KnobCosts(model, images, method, sense, options or {}, how)
+        costs = KnobCosts(model, images, method, cost, options or {}, how)
         goal = target.macs(costs.full)
         gentle, strong = costs.measure(method.gentle), costs.measure(method.strong)
         best = min(gentle, strong, key=lambda one: one.error(goal))
@@ -136,18 +128,18 @@ class KnobCosts:
         model: nn.Module,
         images: Images,
         method: Method,
-        sense: Sense,
+        cost: CostCount,
         options: Mapping[str, Any],
         how: How | None,
     ):
         parameter = next(model.parameters())
-        self.model, self.method, self.sense, self.options = model, method, sense, options
+        self.model, self.method, self.cost, self.options = model, method, cost, options
         self.how: How | None = how
         self.images = [batch.to(parameter.device, parameter.dtype) for batch in batches(images)]
         if not self.images:
             raise BadImages("there are no images to measure the cost on; pass at least one batch")
         self.prices = meter(model)
-        self.full = float(getattr(self.prices.unmerged(), sense))
+        self.full = float(getattr(self.prices.unmerged(), cost))
 
     def measure(self, knob: float) -> KnobCost:
         """The recipe at this value, calibrated if it adapts, and its mean cost."""
@@ -158,8 +150,8 @@ class KnobCosts:
         for batch in self.images if _varies(recipe) else [self.images[0][:1]]:
             image_entry(self.model)(batch)
             counts.append(trace(self.model).counts)
-        cost = self.prices.cost(torch.cat(counts), recipe)
-        return KnobCost(knob, recipe, getattr(cost, self.sense).mean().item())
+        costs = self.prices.cost(torch.cat(counts), recipe)
+        return KnobCost(knob, recipe, getattr(costs, self.cost).mean().item())
 
 
 def _varies(recipe: Recipe) -> bool:
@@ -176,7 +168,7 @@ def _check_reachable(costs: KnobCosts, gentle: KnobCost, strong: KnobCost, targe
     cuts = [f"{100 * (1 - end.macs / costs.full):.1f} %" for end in (gentle, strong)]
     raise BadOption(
         f"{_name(costs.method)} cannot meet {target} on this model: {costs.method.knob} from {gentle.knob:g} to "
-        f"{strong.knob:g} reaches {gentle.macs / 1e9:.4g} to {strong.macs / 1e9:.4g} GMACs in the {costs.sense} count "
+        f"{strong.knob:g} reaches {gentle.macs / 1e9:.4g} to {strong.macs / 1e9:.4g} GMACs in the {costs.cost} count "
         f"(cuts of {cuts[0]} to {cuts[1]}), and {goal / 1e9:.4g} are asked for; choose a target in between"
     )
 

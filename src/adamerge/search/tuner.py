@@ -12,13 +12,13 @@ from adamerge.core.errors import BadImages
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
 from adamerge.digest import digest_tensors
+from adamerge.flops import CostCount
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.journal import Journal
 from adamerge.search.latency import cut_for_latency
 from adamerge.search.local_search import SearchLimits, search_candidates
 from adamerge.search.options import TuningOptions
 from adamerge.search.schedule import Rates
-from adamerge.search.solve import Sense
 from adamerge.search.target import Target
 
 # One image of four is held out of the search, to check what was found on images that it was not tuned on.
@@ -60,7 +60,7 @@ def tune(
     images: Images,
     cut: float | None = None,
     *,
-    count: Sense = "true",
+    cost: CostCount = "true",
     gmacs: float | None = None,
     latency_ratio: float | None = None,
     loss: Loss | None = None,
@@ -78,7 +78,7 @@ def tune(
         images: a few hundred images like those it will see, preprocessed for the model: a tensor, or an iterable of
             batches or of `(images, labels)`.  A quarter is held out of the search, as a check.
         cut: the share of the cost to save, 0.3 by default.
-        count: which count of multiply-accumulates has to meet it, the true one or the paper's.
+        cost: which count of multiply-accumulates has to meet it: "true" or "paper"; see `adamerge.flops`.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
         latency_ratio: instead of `cut`, the time of the merged model as a share of the unmerged one's, measured here.
         loss: "kl" compares class probabilities, "features" the directions of the pooled output and of the patches; by
@@ -93,7 +93,7 @@ def tune(
     """
     options = TuningOptions(
         cut=cut,
-        count=count,
+        cost=cost,
         gmacs=gmacs,
         latency_ratio=latency_ratio,
         loss=loss,
@@ -111,14 +111,14 @@ def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -
     """`tune`, with the losses and costs of what it found."""
     begin = time.monotonic()
     tuning_images, held_out = hold_out(gather_images(model, images))
-    evaluator = Evaluator(model, tuning_images, sense=options.count, loss=options.loss)
+    evaluator = Evaluator(model, tuning_images, cost=options.cost, loss=options.loss)
     journal = Journal(options.resume, _task(evaluator, options))
     target = options.target if options.target is not None else _latency_target(evaluator, options, journal)
     until = begin + (options.time_limit if options.time_limit is not None else torch.inf)
     limits = SearchLimits(options.tries, options.seed, until, options.progress)
     best, tried = search_candidates(evaluator, target, limits, journal=journal, static=options.static)
     found = evaluator.sweep(best.recipe)
-    checker = Evaluator(model, held_out, sense=options.count, loss=evaluator.loss)
+    checker = Evaluator(model, held_out, cost=options.cost, loss=evaluator.loss)
     checked = checker.sweep(found.recipe, calibrate=False)
     macs, check_macs = found.macs.mean().item(), checked.macs.mean().item()
     return TuningReport(
@@ -163,13 +163,13 @@ def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journ
 
 
 def _task(evaluator: Evaluator, options: TuningOptions) -> dict[str, Any]:
-    """What tells one search from another in a journal.  Journals of version 0.1.0 have the same fields."""
+    """What tells one search from another in a journal, under the names that version 0.1.0 gave the fields."""
     target = options.target if options.target is not None else f"latency ratio {options.latency_ratio:g}"
     return {
         "model": evaluator.host.fingerprint(),
         "images": digest_tensors(evaluator.images),
         "target": str(target),
-        "count": options.count,
+        "count": options.cost,
         "loss": evaluator.loss,
         "seed": options.seed,
         "static": options.static,

@@ -64,7 +64,7 @@ def test_entries_are_what_solve_finds(model):
     entries = make_entries(model, images, variants, [0.2], native=native, cost="paper", tolerance=0.03, progress=False)
     assert [entry.method for entry in entries] == ["tome", "it", "tome r=2"]
     for entry, (label, variant) in zip(entries[:2], variants.items(), strict=True):
-        options = {"sense": "paper", "tolerance": 0.03, "options": variant.options}
+        options = {"cost": "paper", "tolerance": 0.03, "options": variant.options}
         found = solve(model, images, METHODS[variant.method], Target(cut=0.2), **options)
         assert (entry.recipe, entry.knob, entry.target) == (found.recipe, found.knob, "cut 20 %"), label
     assert entries[1].recipe and entries[1].recipe.stats is not None

@@ -104,7 +104,7 @@ def test_the_command_adds_rows_and_shows_them(tmp_path, monkeypatch):
         (size, *one) for size in (1, 2) for one in (("none", ""), ("tome", "cut 30 %"), ("tome:r=8", "native"))
     ]
     assert {(row.model, row.weights, row.images) for row in rows} == {("embedded", "embedded", "drawn")}
-    assert rows[1].cut_paper == pytest.approx(0.3, abs=0.02) and rows[1].cost == "paper"
+    assert rows[1].cut_true == pytest.approx(0.3, abs=0.02) and rows[1].cost == "true"
     assert "added 6 rows to bench.csv" in done.output and "speed-up" in done.output
     assert Path("speed.png").is_file()
 
@@ -130,7 +130,7 @@ def test_random_weights_are_said_to_be_random_and_folders_are_parted(tmp_path, m
         (["--cut", "2"], "cut is the share of the cost to save and must be between 0 and 1; got 2.0"),
         (["--methods", "foo"], "there is no variant 'foo'; choose from adamerge"),
         (["--methods", ""], "there is nothing to time beside the unmerged model; give --methods or --native"),
-        (["--count", "half"], "--count must be paper or true; got 'half'"),
+        (["--cost", "half"], "cost must be one of true, paper; got 'half'"),
         (["--dtype", "int8"], "--dtype must be one of fp32, bf16, fp16; got 'int8'"),
         (["--plot", "speed.jpg"], "--plot writes a PNG; got 'speed.jpg'. Let its name end in .png."),
         (["--images", "0"], "--images must be at least 1 and --calibration-images 2; got 0 and 64"),

@@ -91,7 +91,7 @@ def _entry(
             recipe = make_calibrated_recipe(model, calibration, method, variant.options, how)
             return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, cost)
         found = solve(
-            model, calibration, method, target, sense=cost, tolerance=tolerance, options=variant.options, how=how
+            model, calibration, method, target, cost=cost, tolerance=tolerance, options=variant.options, how=how
         )
         return Entry(label, found.recipe, options, found.knob, words, cost)
     except AdamergeError as error:
