@@ -1,4 +1,4 @@
-"""Parts of recipes by name, so that a recipe can be written to JSON and read back without running foreign code."""
+"""The registry of recipe parts, and recipes as JSON: reading one back creates registered parts and nothing else."""
 
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -11,9 +11,15 @@ P = TypeVar("P", bound=type)
 
 
 def part(cls: P) -> P:
-    """Register a frozen dataclass as a part of recipes, under its class name."""
-    if PARTS.setdefault(cls.__name__, cls) is not cls:
-        raise BadOption(f"there is a part called {cls.__name__!r} already ({PARTS[cls.__name__]}); choose another name")
+    """Class decorator: register a frozen dataclass as a part of recipes, under its class name.
+
+    A class that is defined again, as by a notebook cell that runs twice, replaces the older definition.  A name that a
+    class of another module has is refused with `BadOption`.
+    """
+    older = PARTS.get(cls.__name__, cls)
+    if (older.__module__, older.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise BadOption(f"there is a part called {cls.__name__!r} already ({older}); choose another name")
+    PARTS[cls.__name__] = cls
     return cls
 
 
@@ -34,7 +40,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """The part that `to_json` wrote.  Only registered parts are made; anything else is refused."""
+    """The part that `to_json` wrote.  Only registered parts are created; anything else is refused with `BadOption`."""
     if isinstance(data, list):
         return tuple(from_json(v) for v in data)
     if not isinstance(data, dict):
