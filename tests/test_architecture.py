@@ -29,7 +29,7 @@ LIBRARY = {
     "patching",
     "presets",
 }
-LIBRARY |= {"recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing"}
+LIBRARY |= {"recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing", "digest"}
 
 # Room -> the other rooms it may import.  A module directly under the package is a room of its own.
 ROOMS: dict[str, set[str]] = {
@@ -50,7 +50,7 @@ ROOMS: dict[str, set[str]] = {
     "evaluation": {"core", "data", "flops", "hosts", "patching", "runtime", "timing"},
     "search": LIBRARY - {"search", "presets", "embedded", "recipe_files"},
     "presets": LIBRARY - {"presets", "embedded", "recipe_files"},
-    "experiments": LIBRARY,
+    "experiments": LIBRARY | {""},
     "plots": LIBRARY | {"experiments"},
     "cli": LIBRARY | {"experiments", "plots"},
     "": LIBRARY,
@@ -117,7 +117,7 @@ def test_the_rooms_of_the_tables_are_the_rooms_there_are():
 @every_module
 def test_a_module_imports_only_the_rooms_below_its_own(module):
     here = room(module)
-    if here not in ("experiments", "search"):
+    if here != "experiments":
         assert {room(other) for other in GRAPH[module]} - {here} <= ROOMS[here]
 
 

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import adamerge
 import adamerge.experiments.compare as comparison
 from adamerge.core.errors import AdamergeError, BadImages, BadOption
+from adamerge.core.match import Keys, Tokens
 from adamerge.evaluation import evaluate
 from adamerge.experiments.bootstrap import Row, headings, paired, texts, to_markdown
 from adamerge.experiments.compare import compare
@@ -223,6 +224,18 @@ def test_whatever_shapes_a_cell_makes_it_another_cell(calibration, data, tmp_pat
         model = model.double()
     run(model, calibration, data, tmp_path, **options)
     assert measured == (["a"] if change == "options" else ["none", "a"])
+
+
+def test_recipes_that_differ_only_in_the_class_of_a_part_are_different_cells(
+    model, calibration, data, tmp_path, measured
+):
+    """Both metrics have no fields, so only the names of their classes tell them apart."""
+    by_keys = tome(2)
+    by_tokens = replace(by_keys, links=replace(by_keys.links, metric=Tokens()))
+    assert by_keys.links.metric == Keys()
+    for recipe in (by_keys, by_tokens):
+        run(model, calibration, data, tmp_path, methods=[], budgets=[], recipes={"mine": recipe})
+    assert measured == ["none", "mine", "mine"]
 
 
 def test_a_cell_keeps_a_number_for_every_image(finished):

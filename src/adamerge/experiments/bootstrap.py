@@ -10,6 +10,7 @@ from torch import Tensor
 
 from adamerge.core.errors import BadOption
 from adamerge.experiments.csv_tables import write_table
+from adamerge.experiments.store import StoredResult
 from adamerge.flops import CostCount
 
 RESAMPLES = 10_000
@@ -68,14 +69,6 @@ def _means(values: Float[Tensor, "n k"], seed: int) -> Float[Tensor, "r k"]:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What was found for one cell of a comparison: facts about it, and tensors with one number per image."""
-
-    facts: dict[str, Any]
-    images: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
 class Row:
     """One cell of the comparison.  Accuracies are fractions, their differences points; `*_low` and `*_high` are the
     ends of 95 % intervals over images; `*_vs_rival` is this method minus the rival at the same budget."""
@@ -122,7 +115,7 @@ class Row:
 
 def to_csv(rows: Sequence[Row]) -> str:
     """The rows with all their fields; what does not apply is empty."""
-    return write_table([field.name for field in fields(Row)], map(asdict, rows))
+    return write_table([field.name for field in fields(Row)], (asdict(row) for row in rows))
 
 
 COLUMNS = (
@@ -188,13 +181,13 @@ def to_markdown(rows: Sequence[Row], missing: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def make_rows(results: Sequence[Result], rival: str, model: str) -> list[Row]:
+def make_rows(results: Sequence[StoredResult], rival: str, model: str) -> list[Row]:
     """A row for each result, with intervals; the rival of a result is the one of that label at the same budget."""
     rivals = {r.facts["budget"]: r for r in results if r.facts["method"] == rival and r.facts["target_cut"] is not None}
     columns: list[Tensor] = []
     for result in results:
-        mine = {key: value.double() for key, value in result.images.items()}
-        other = rivals.get(result.facts["budget"], result).images
+        mine = {key: value.double() for key, value in result.tensors.items()}
+        other = rivals.get(result.facts["budget"], result).tensors
         columns += [
             100 * (mine["top1"] - mine["full_top1"]),
             mine["kl"],
@@ -208,8 +201,8 @@ def make_rows(results: Sequence[Result], rival: str, model: str) -> list[Row]:
     ]
 
 
-def _row(result: Result, other: Result | None, rival: str, model: str, found: Sequence[Interval]) -> Row:
-    facts, images = result.facts, {key: value.double() for key, value in result.images.items()}
+def _row(result: StoredResult, other: StoredResult | None, rival: str, model: str, found: Sequence[Interval]) -> Row:
+    facts, images = result.facts, {key: value.double() for key, value in result.tensors.items()}
     if facts["method"] == rival:
         other = None
     named: dict[str, Any] = {}

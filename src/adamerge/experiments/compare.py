@@ -1,29 +1,29 @@
 """Methods side by side at equal cost: each cell of a table is solved, measured, kept on disk, compared with a rival."""
 
-import hashlib
 import json
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.files import write_atomically
+from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches, number_of_batches
+from adamerge.digest import digest_tensors
 from adamerge.evaluation import judge, time_logits
-from adamerge.experiments.bootstrap import Result, Row, make_rows, to_csv, to_markdown
+from adamerge.experiments.bootstrap import Row, make_rows, to_csv, to_markdown
+from adamerge.experiments.store import ResultStore, StoredResult, identify_model
 from adamerge.experiments.versions import versions
 from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host
@@ -53,6 +53,11 @@ class Cell:
     def budget(self) -> str:
         """The target in words."""
         return str(self.target) if self.target is not None else "native"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The cell as JSON data; recipes with the class names of their parts."""
+        return {**asdict(replace(self, recipe=None)), "recipe": to_json(self.recipe)}
 
 
 def compare(
@@ -97,12 +102,14 @@ def compare(
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
         raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
     folder = Path(out)
+    store = ResultStore(folder / "cells")
     bench = Comparison(model, calibration_images, data, cost, tolerance, progress)
-    done: list[Result] = []
+    done: list[StoredResult] = []
     missing: list[str] = []
     for cell in cells:
         try:
-            done.append(_recall_or_measure(bench, cell, folder / "cells"))
+            settings = {**bench.identity, "cell": cell.settings}
+            done.append(store.load_or_measure(settings, partial(measure, bench, cell)))
         except BadOption as error:
             missing.append(f"{cell.label}, {cell.budget}: {error}")
             warnings.warn(f"left out: {missing[-1]}", stacklevel=2)
@@ -169,20 +176,27 @@ class Comparison:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells this bench from others: a few values of every parameter and image, all labels, the settings."""
-        digest = hashlib.sha256()
-        for key, value in self.model.state_dict().items():
-            digest.update(f"{key}{tuple(value.shape)}{value.dtype}".encode() + _few(value))
-        for batch in batches(self.calibration):
-            digest.update(_few(batch))
+        """What the results of all cells depend on, as JSON data: weights, images, labels and settings."""
         count = 0
-        for images, labels in self.data:
-            count += len(labels)
-            digest.update(_few(images) + labels.cpu().long().numpy().tobytes())
+
+        def tensors() -> Iterator[Tensor]:
+            nonlocal count
+            for images, labels in self.data:
+                count += len(labels)
+                yield from (images, labels)
+
+        data = digest_tensors(tensors())
         if count == 0:
             raise BadImages("there are no images to compare on; pass at least one batch of (images, labels)")
-        settings = {"cost": self.cost, "tolerance": self.tolerance, "device": self.device}
-        return {"digest": digest.hexdigest(), **settings, "version": adamerge.__version__}
+        return {
+            **identify_model(self.model),
+            "calibration": digest_tensors(batches(self.calibration)),
+            "data": data,
+            "cost": self.cost,
+            "tolerance": self.tolerance,
+            "device": self.device,
+            "version": adamerge.__version__,
+        }
 
     @property
     def device(self) -> str:
@@ -205,30 +219,7 @@ class Comparison:
             yield images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
 
 
-def _few(tensor: Tensor) -> bytes:
-    """Some of a tensor's values, as bytes."""
-    flat = tensor.detach().flatten()
-    return flat[:: max(1, len(flat) // 64)].double().cpu().numpy().tobytes()
-
-
-def _recall_or_measure(bench: Comparison, cell: Cell, folder: Path) -> Result:
-    """The cell from disk if it is finished there, measured and kept otherwise."""
-    key = json.dumps({**bench.identity, "cell": asdict(cell)}, sort_keys=True, default=str)
-    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
-    try:
-        with safe_open(path, "pt") as file:
-            names = file.keys()
-            return Result(json.loads(file.metadata()["facts"]), {name: file.get_tensor(name) for name in names})
-    except (OSError, SafetensorError):
-        result = measure(bench, cell)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(result.images, partial, {"facts": json.dumps(result.facts)})
-    os.replace(partial, path)
-    return result
-
-
-def measure(bench: Comparison, cell: Cell) -> Result:
+def measure(bench: Comparison, cell: Cell) -> StoredResult:
     """Solve the cell and run it over the data.
 
     The unmerged model runs beside it on a few batches, for the speed-up: times from another minute would not compare.
@@ -257,7 +248,8 @@ def measure(bench: Comparison, cell: Cell) -> Result:
     facts |= {"timed": timed, "seconds": seconds, "full_seconds": full_seconds}
     facts |= {"full_true": full.true.item(), "full_paper": full.paper.item()}
     kept = dict(zip(("top1", "top5", "full_top1", "agreement", "kl"), judged, strict=True))
-    return Result(facts, {**kept, "true": cost.true, "paper": cost.paper, "merged": prices.patches - counts[:, -1]})
+    kept |= {"true": cost.true, "paper": cost.paper, "merged": prices.patches - counts[:, -1]}
+    return StoredResult(facts, kept)
 
 
 def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""A bench small enough for seconds, and hand-made outcomes to judge."""
+"""An experiment small enough for seconds, and hand-made outcomes to judge."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from adamerge.experiments.bootstrap import Interval
 from adamerge.experiments.reproduce import Experiment
-from adamerge.experiments.reproduce.store import Outcome
+from adamerge.experiments.reproduce.outcome import Outcome
 
 IMAGES, CALIBRATION = 8, 10
 

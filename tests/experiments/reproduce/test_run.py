@@ -8,11 +8,11 @@ import torch
 from benches import IMAGES, tiny
 
 from adamerge.core.errors import BadImages, BadOption
-from adamerge.experiments.reproduce import PARTS, Section, choose, run, table1
-from adamerge.experiments.reproduce import bench as bench_module
+from adamerge.experiments.reproduce import PARTS, Experiment, Section, choose, run, table1
+from adamerge.experiments.reproduce import experiment as experiment_module
+from adamerge.experiments.reproduce.build_experiment import _calibration_count
 from adamerge.experiments.reproduce.report import markdown, opening
-from adamerge.experiments.reproduce.sources import _calibration_count
-from adamerge.experiments.reproduce.store import Store
+from adamerge.experiments.store import ResultStore
 from adamerge.methods import adamerge, none, tome
 
 
@@ -26,13 +26,13 @@ def done(tmp_path_factory):
 def counted(monkeypatch) -> list[int]:
     """Notes every forward pass that is timed."""
     passes: list[int] = []
-    original = bench_module._Tally.time
+    original = experiment_module.time_logits
 
-    def time(self, model, images):
+    def counting(model, images):
         passes.append(len(images))
-        return original(self, model, images)
+        return original(model, images)
 
-    monkeypatch.setattr(bench_module._Tally, "time", time)
+    monkeypatch.setattr(experiment_module, "time_logits", counting)
     return passes
 
 
@@ -96,7 +96,7 @@ def test_runs_of_a_deterministic_library_do_not_differ(monkeypatch):
 def test_a_second_run_measures_nothing(done, monkeypatch):
     sections, out = done
     passes = counted(monkeypatch)
-    monkeypatch.setattr(bench_module, "calibrate", lambda *_, **__: pytest.fail("calibrated again"))
+    monkeypatch.setattr(experiment_module, "calibrate", lambda *_, **__: pytest.fail("calibrated again"))
     again = run(["all"], tiny(), out)
     assert passes == []
     assert [s.claims for s in again] == [s.claims for s in sections]
@@ -105,17 +105,16 @@ def test_a_second_run_measures_nothing(done, monkeypatch):
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
     passes = counted(monkeypatch)
-    measure = bench_module.Experiment._pass
+    measure = Experiment.measure
 
-    def fail_at_the_third_tier(self, recipes, label):
+    def fail_at_the_third_tier(self, recipes, label, **options):
         if "14.9G" in label:
             raise KeyboardInterrupt
-        measure(self, recipes, label)
+        return measure(self, recipes, label, **options)
 
-    monkeypatch.setattr(bench_module.Experiment, "_pass", fail_at_the_third_tier)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Experiment, "measure", fail_at_the_third_tier)
         run(["table1"], tiny(), tmp_path)
-    monkeypatch.setattr(bench_module.Experiment, "_pass", measure)
     tier, extra = 6 * IMAGES, IMAGES
     assert sum(passes) == 2 * tier + extra
     passes.clear()
@@ -125,11 +124,11 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 
 def test_other_settings_do_not_reuse_what_was_measured(tmp_path):
-    store = Store(tmp_path)
+    store = ResultStore(tmp_path)
     first = tiny(store=store)
     (kept,) = first.measure({"ToMe": tome(2)}).values()
     names = {**first.names, "model": "another"}
-    assert first.settings != bench_module.Experiment(first.model, first.data, first.calibration, names).settings
+    assert first.settings != Experiment(first.model, first.data, first.calibration, names).settings
     other = tiny(store=store)
     other.calibration = other.calibration + 1
     assert other.settings != first.settings
@@ -138,11 +137,23 @@ def test_other_settings_do_not_reuse_what_was_measured(tmp_path):
     assert torch.equal(again.r, kept.r) and again.seconds == kept.seconds
 
 
+def test_a_model_with_another_head_does_not_reuse_what_was_measured(tmp_path):
+    first = tiny(store=ResultStore(tmp_path))
+    first.measure({"ToMe": tome(2)})
+    other = tiny(store=ResultStore(tmp_path))
+    torch.nn.init.normal_(other.model.head.weight, generator=torch.Generator().manual_seed(3))
+    (reused,) = other.measure({"ToMe": tome(2)}).values()
+    fresh = tiny()
+    fresh.model.head.load_state_dict(other.model.head.state_dict())
+    (expected,) = fresh.measure({"ToMe": tome(2)}).values()
+    assert torch.equal(reused.kl, expected.kl)
+
+
 def test_a_damaged_result_is_measured_again(tmp_path):
-    tiny(store=Store(tmp_path)).measure({"ToMe": tome(2)})
+    tiny(store=ResultStore(tmp_path)).measure({"ToMe": tome(2)})
     for file in tmp_path.iterdir():
         file.write_bytes(b"half a fi")
-    again = tiny(store=Store(tmp_path)).measure({"ToMe": tome(2)})
+    again = tiny(store=ResultStore(tmp_path)).measure({"ToMe": tome(2)})
     assert again["ToMe"].merged.tolist() == [6.0] * IMAGES
 
 

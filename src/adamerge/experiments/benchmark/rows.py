@@ -68,7 +68,7 @@ def append_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
     A killed process leaves the file with all of these rows or with none.
     """
     before = check_file(path)
-    write_atomically(path, before + write_table(COLUMNS, map(asdict, rows), header=not before))
+    write_atomically(path, before + write_table(COLUMNS, [asdict(row) for row in rows], header=not before))
 
 
 def check_file(path: str | os.PathLike[str]) -> str:

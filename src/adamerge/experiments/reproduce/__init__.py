@@ -6,12 +6,12 @@ from pathlib import Path
 
 from adamerge.core.errors import BadOption
 from adamerge.experiments.reproduce import ablation, layers, proposition, refinement, table1, table2
-from adamerge.experiments.reproduce.bench import Experiment
+from adamerge.experiments.reproduce.build_experiment import embedded, folders
 from adamerge.experiments.reproduce.claims import Claim, Verdict
+from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.report import read_section, write_report, write_section
 from adamerge.experiments.reproduce.section import Section
-from adamerge.experiments.reproduce.sources import embedded, folders
-from adamerge.experiments.reproduce.store import Store
+from adamerge.experiments.store import ResultStore
 
 __all__ = ["PARTS", "Claim", "Experiment", "Section", "Verdict", "choose", "embedded", "folders", "run"]
 
@@ -36,7 +36,7 @@ def choose(parts: Sequence[str]) -> list[str]:
 
 
 def run(
-    parts: Sequence[str], bench: Experiment, out: Path | str, *, each: Callable[[Section], None] | None = None
+    parts: Sequence[str], experiment: Experiment, out: Path | str, *, each: Callable[[Section], None] | None = None
 ) -> list[Section]:
     """Measure the parts, hand every finished one to `each`, and write JSON, CSV and `report.md` to `out`.
 
@@ -44,14 +44,14 @@ def run(
     The report covers every part found in `out` that was measured with the same settings.
     """
     chosen, out = choose(parts), Path(out)
-    bench = replace(bench, store=Store(out / "kept"))
-    settings = bench.settings
+    experiment = replace(experiment, store=ResultStore(out / "kept"))
+    settings = experiment.settings
     sections: list[Section] = []
     for part in chosen:
-        section = replace(PARTS[part](bench, out), settings=settings)
+        section = replace(PARTS[part](experiment, out), settings=settings)
         write_section(section, out)
         sections.append(section)
-        _report(out, settings, bench.notes)
+        _report(out, settings, experiment.notes)
         if each is not None:
             each(section)
     return sections

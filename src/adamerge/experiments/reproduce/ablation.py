@@ -5,7 +5,6 @@ from typing import Any
 
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.reproduce import table1
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import (
     Claim,
     Verdict,
@@ -17,8 +16,9 @@ from adamerge.experiments.reproduce.claims import (
     judge_all,
     spell,
 )
+from adamerge.experiments.reproduce.experiment import Experiment
+from adamerge.experiments.reproduce.outcome import Outcome
 from adamerge.experiments.reproduce.section import Column, Grid, Section
-from adamerge.experiments.reproduce.store import Outcome
 from adamerge.methods import adamerge, tome
 
 TOME, SALIENCE, ADAPTIVE = "ToMe (r=5)", "+ salience only (r=5)", "+ adaptive r only (r_max=14)"
@@ -49,13 +49,13 @@ COLUMNS = (
 )
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Measure the five rows, and one more that really matches the number of merges."""
-    outcomes = bench.measure(recipes(bench), "ablation")
+    outcomes = experiment.measure(recipes(experiment), "ablation")
     matched = table1.interpolate(
         [(1.0, 0.0), (14.0, -_merges(outcomes[FULL])), (24.0, -_merges(outcomes[STRONG]))], -_merges(outcomes[ADAPTIVE])
     )
-    outcomes |= bench.measure({MATCHED: bench.calibrated(adamerge(matched))}, "ablation, matched merges")
+    outcomes |= experiment.measure({MATCHED: experiment.calibrated(adamerge(matched))}, "ablation, matched merges")
     grid = Grid("ablation", "Component ablation", COLUMNS, tuple(_rows(outcomes, matched)))
     notes = (
         "The rows are the paper's; but its ToMe differs from AdaMerge in more than the two ticked components: AdaMerge "
@@ -67,14 +67,14 @@ def section(bench: Experiment, out: Path) -> Section:
     return Section("ablation", "Table 3: component ablation", (grid,), tuple(_claims(outcomes)), notes)
 
 
-def recipes(bench: Experiment) -> dict[str, Recipe]:
+def recipes(experiment: Experiment) -> dict[str, Recipe]:
     """The paper's five rows as expressions."""
     return {
         TOME: tome(5),
         SALIENCE: adamerge(r=5),
-        ADAPTIVE: bench.calibrated(adamerge(14, direction="off", averaging="size")),
-        FULL: bench.calibrated(adamerge(14)),
-        STRONG: bench.calibrated(adamerge(24)),
+        ADAPTIVE: experiment.calibrated(adamerge(14, direction="off", averaging="size")),
+        FULL: experiment.calibrated(adamerge(14)),
+        STRONG: experiment.calibrated(adamerge(24)),
     }
 
 

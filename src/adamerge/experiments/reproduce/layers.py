@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import Tensor
 
 from adamerge.experiments.reproduce import table1
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import Claim, fact, not_applicable
+from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.section import Column, Grid, Section
 from adamerge.methods import adamerge
 
@@ -29,14 +29,14 @@ HOW = {"iterative": "as published", "sequential": "with sequential calibration"}
 Means = Mapping[int, Sequence[float]]
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Measure E[r_l], check the paper's statements about it and draw it."""
     from adamerge.plots.figures import layers
 
     grids, tables = [], {}
     for how, words in HOW.items():
-        recipes = {str(r): bench.calibrated(adamerge(r), how) for r in R_MAX}  # pyright: ignore[reportArgumentType]
-        tables[how] = {int(r): o.r for r, o in bench.measure(recipes, f"layers, {how}").items()}
+        recipes = {str(r): experiment.calibrated(adamerge(r), how) for r in R_MAX}  # pyright: ignore[reportArgumentType]
+        tables[how] = {int(r): o.r for r, o in experiment.measure(recipes, f"layers, {how}").items()}
         grids.append(_grid(f"layers-{how}", f"E[r_l], {words}", means(tables[how])))
     picture = layers({f"r_max={r}": table for r, table in tables["iterative"].items()}, out / "layers.png")
     claims = statements(means(tables["iterative"]))

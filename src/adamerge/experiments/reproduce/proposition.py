@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import Claim, fact
+from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.section import Column, Grid, Section
 
 PAIRS, WIDTH = 20_000, 64
@@ -67,7 +67,7 @@ def draw(closeness: float = 1.0, seed: int = 0) -> Pairs:
     return Pairs(x, y, s, s + closeness * (other - s))
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Check the proposition; the model is not needed."""
     pairs, close = draw(), draw(closeness=1e-3)
     rows = tuple(_row(name, pairs, *of) for name, of in losses(pairs).items())

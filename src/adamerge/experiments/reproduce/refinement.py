@@ -8,10 +8,10 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.experiments.bootstrap import Interval
 from adamerge.experiments.reproduce import table1
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import Claim, Verdict, differences, every, fact, spell, within
+from adamerge.experiments.reproduce.experiment import Experiment
+from adamerge.experiments.reproduce.outcome import Outcome
 from adamerge.experiments.reproduce.section import Column, Grid, Section
-from adamerge.experiments.reproduce.store import Outcome
 from adamerge.methods import adamerge
 
 # The paper does not say at which compression; its 84.21 to 84.30 % fits r_max=20 best (Table 1: 84.25 %).
@@ -31,22 +31,23 @@ COLUMNS = (
 )
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Calibrate with different numbers of passes and images, and judge what the paper says about both."""
     subject = adamerge(R_MAX)
-    passes = {number: bench.calibrated(subject, passes=number) for number in PASSES}
-    subsets = {(how, share): bench.calibrated(subject, how, share=share) for how in HOWS for share in SHARES.values()}
+    passes = {number: experiment.calibrated(subject, passes=number) for number in PASSES}
+    shares: list[tuple[How, float]] = [(how, share) for how in HOWS for share in SHARES.values()]
+    subsets = {(how, share): experiment.calibrated(subject, how, share=share) for how, share in shares}
     recipes: dict[str, Recipe] = {f"pass {number}": recipe for number, recipe in passes.items()}
     recipes |= {f"{how} {share}": recipe for (how, share), recipe in subsets.items()}
-    outcomes = bench.measure(recipes, "refinement")
+    outcomes = experiment.measure(recipes, "refinement")
 
     of_passes = {number: outcomes[f"pass {number}"] for number in PASSES}
     of_subsets = {key: outcomes[f"{key[0]} {key[1]}"] for key in subsets}
     stats = {number: _stats(recipe) for number, recipe in passes.items()}
     subset_stats = {key: _stats(recipe) for key, recipe in subsets.items()}
-    grids = (_pass_grid(bench, of_passes, stats), _subset_grid(bench, of_subsets, subset_stats))
-    claims = [*pass_claims(of_passes, stats), *subset_claims(of_subsets, subset_stats), _stability(bench)]
-    total = len(bench.calibration)
+    grids = (_pass_grid(experiment, of_passes, stats), _subset_grid(experiment, of_subsets, subset_stats))
+    claims = [*pass_claims(of_passes, stats), *subset_claims(of_subsets, subset_stats), _stability(experiment)]
+    total = len(experiment.calibration)
     notes = (
         f"r_max={R_MAX} throughout; the paper does not say which it used. Max Δμ is the largest change of a layer's "
         "mean: from the pass before, or from all calibration images.",
@@ -114,9 +115,9 @@ def subset_claims(
     return claims
 
 
-def _stability(bench: Experiment) -> Claim:
+def _stability(experiment: Experiment) -> Claim:
     """Across r_max: spread of each layer's mean, the shallow third of the layers against the deep third."""
-    found = [_stats(bench.calibrated(adamerge(tier.r_max))).mean for tier in table1.TIERS]
+    found = [_stats(experiment.calibrated(adamerge(tier.r_max))).mean for tier in table1.TIERS]
     spreads = [max(column) - min(column) for column in zip(*found, strict=True)]
     third = max(len(spreads) // 3, 1)
     shallow, deep = max(spreads[:third]), max(spreads[-third:])
@@ -137,32 +138,32 @@ def _counts(total: int) -> list[str]:
     return [str(max(round(share * total), 2)) for share in SHARES.values()]
 
 
-def _figures(bench: Experiment, outcome: Outcome) -> dict[str, float]:
+def _figures(experiment: Experiment, outcome: Outcome) -> dict[str, float]:
     return {
         "top1": outcome.points.mean().item(),
         "kl": outcome.kl.mean().item(),
-        "cut": 100 * (1 - outcome.gmacs / bench.full_gmacs),
+        "cut": 100 * (1 - outcome.gmacs / experiment.full_gmacs),
         "merges": outcome.merged.mean().item(),
     }
 
 
-def _pass_grid(bench: Experiment, outcomes: dict[int, Outcome], stats: dict[int, LayerStats]) -> Grid:
+def _pass_grid(experiment: Experiment, outcomes: dict[int, Outcome], stats: dict[int, LayerStats]) -> Grid:
     rows = []
     for number, outcome in outcomes.items():
         moved = shift(stats[number], stats[number - 1]) if number > 1 else None
-        rows.append({"passes": number, **_figures(bench, outcome), "shift": moved})
+        rows.append({"passes": number, **_figures(experiment, outcome), "shift": moved})
     return Grid(
         "refinement-passes", "Passes, all calibration images", (Column("passes", "passes"), *COLUMNS), tuple(rows)
     )
 
 
 def _subset_grid(
-    bench: Experiment, outcomes: dict[tuple[str, float], Outcome], stats: dict[tuple[str, float], LayerStats]
+    experiment: Experiment, outcomes: dict[tuple[str, float], Outcome], stats: dict[tuple[str, float], LayerStats]
 ) -> Grid:
     rows = []
     for (how, share), outcome in outcomes.items():
         nominal = next(percent for percent, mine in SHARES.items() if mine == share)
-        row = {"how": how, "nominal": nominal, "images": stats[how, share].images, **_figures(bench, outcome)}
+        row = {"how": how, "nominal": nominal, "images": stats[how, share].images, **_figures(experiment, outcome)}
         rows.append({**row, "shift": shift(stats[how, share], stats[how, 1.0]) if share < 1 else None})
     first = (Column("how", "calibration"), Column("nominal", "paper's share", "{:g} %"), Column("images", "images"))
     return Grid("refinement-subsets", "Calibration images", (*first, *COLUMNS), tuple(rows))

@@ -8,10 +8,10 @@ from typing import Any
 
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.bootstrap import Interval
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import Claim, at_least, differences, judge_all, not_applicable, spell
+from adamerge.experiments.reproduce.experiment import Experiment
+from adamerge.experiments.reproduce.outcome import Outcome
 from adamerge.experiments.reproduce.section import Column, Grid, Section
-from adamerge.experiments.reproduce.store import Outcome
 from adamerge.methods import adamerge, dsm, pitome, tome
 
 PAPER_UNMERGED = 85.19
@@ -79,41 +79,41 @@ COLUMNS = (
 Measured = list[dict[str, list[Outcome]]]
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Measure the table and judge what the paper says about it."""
-    measured, r_max = measure(bench)
-    rows = [_row(bench, "", "unmerged", "", [bench.unmerged], Figures(PAPER_UNMERGED, 17.45, 0.0, 1.0))]
+    measured, r_max = measure(experiment)
+    rows = [_row(experiment, "", "unmerged", "", [experiment.unmerged], Figures(PAPER_UNMERGED, 17.45, 0.0, 1.0))]
     for tier, outcomes, matched in zip(TIERS, measured, r_max, strict=True):
         for method, runs in outcomes.items():
             rows.append(
-                _row(bench, f"~{tier.name}", method, setting(tier, method, matched), runs, tier.paper.get(method))
+                _row(experiment, f"~{tier.name}", method, setting(tier, method, matched), runs, tier.paper.get(method))
             )
     grid = Grid("table1", "Six tiers, the paper's settings", COLUMNS, tuple(rows))
-    notes = (_about_runs(bench), *_about_costs(bench, measured), _about_tome(bench, measured))
-    return Section("table1", "Table 1: accuracy at matched cost", (grid,), tuple(_claims(bench, measured)), notes)
+    notes = (_about_runs(experiment), *_about_costs(experiment, measured), _about_tome(experiment, measured))
+    return Section("table1", "Table 1: accuracy at matched cost", (grid,), tuple(_claims(experiment, measured)), notes)
 
 
-def recipes(bench: Experiment, tier: Tier) -> dict[str, Recipe]:
+def recipes(experiment: Experiment, tier: Tier) -> dict[str, Recipe]:
     """The tier's methods, AdaMerge as published and with sequential calibration, ToMe also as the paper's row looks."""
     return {
-        "AdaMerge": bench.calibrated(adamerge(tier.r_max)),
+        "AdaMerge": experiment.calibrated(adamerge(tier.r_max)),
         "ToMe": tome(tier.r),
         "PiToMe": pitome(tier.r),
         "DSM": dsm(*tier.dsm),
-        SEQUENTIAL: bench.calibrated(adamerge(tier.r_max), "sequential"),
+        SEQUENTIAL: experiment.calibrated(adamerge(tier.r_max), "sequential"),
         UNPROPORTIONAL: tome(tier.r, proportional_attention=False),
     }
 
 
-def measure(bench: Experiment) -> tuple[Measured, list[float]]:
+def measure(experiment: Experiment) -> tuple[Measured, list[float]]:
     """All outcomes tier by tier, and the r_max at which AdaMerge costs what ToMe costs."""
-    measured = [bench.repeat(recipes(bench, tier), f"tier ~{tier.name}") for tier in TIERS]
+    measured = [experiment.repeat(recipes(experiment, tier), f"tier ~{tier.name}") for tier in TIERS]
     prices = [(float(t.r_max), m["AdaMerge"][0].gmacs) for t, m in zip(TIERS, measured, strict=True)]
     # With r_max = 1 the floor merges nothing.
-    prices = [(1.0, bench.full_gmacs), *prices]
+    prices = [(1.0, experiment.full_gmacs), *prices]
     r_max = [interpolate(prices, m["ToMe"][0].gmacs) for m in measured]
-    at_cost = {name: bench.calibrated(adamerge(value)) for name, value in zip(_names(), r_max, strict=True)}
-    matched = bench.repeat(at_cost, "AdaMerge at ToMe's cost")
+    at_cost = {name: experiment.calibrated(adamerge(value)) for name, value in zip(_names(), r_max, strict=True)}
+    matched = experiment.repeat(at_cost, "AdaMerge at ToMe's cost")
     for name, outcomes in zip(_names(), measured, strict=True):
         outcomes[MATCHED] = matched[name]
     return measured, r_max
@@ -147,7 +147,7 @@ def _names() -> list[str]:
 
 
 def _row(
-    bench: Experiment, tier: str, method: str, knob: str, runs: Sequence[Outcome], paper: Figures | None
+    experiment: Experiment, tier: str, method: str, knob: str, runs: Sequence[Outcome], paper: Figures | None
 ) -> dict[str, Any]:
     """One row: ours, averaged over the runs, and the paper's."""
     top1 = [run.points.mean().item() for run in runs]
@@ -158,10 +158,10 @@ def _row(
         "setting": knob,
         "top1": fmean(top1),
         "top1_std": pstdev(top1) if len(top1) > 1 else None,
-        "delta": fmean(top1) - bench.unmerged.points.mean().item(),
+        "delta": fmean(top1) - experiment.unmerged.points.mean().item(),
         "gmacs": gmacs,
-        "cut": 100 * (1 - gmacs / bench.full_gmacs),
-        "speedup": fmean(run.rate for run in runs) / bench.unmerged.rate,
+        "cut": 100 * (1 - gmacs / experiment.full_gmacs),
+        "speedup": fmean(run.rate for run in runs) / experiment.unmerged.rate,
         "kl": runs[0].kl.mean().item(),
         "merges": runs[0].merged.mean().item(),
     }
@@ -171,41 +171,41 @@ def _row(
     return row
 
 
-def _claims(bench: Experiment, measured: Measured) -> list[Claim]:
+def _claims(experiment: Experiment, measured: Measured) -> list[Claim]:
     claims = []
     for ours, where in (("AdaMerge", "with the paper's settings"), (MATCHED, "at matched cost")):
         for rival in RIVALS:
-            claims.append(versus(bench, measured, ours, rival, where))
+            claims.append(versus(experiment, measured, ours, rival, where))
     strongest = measured[-1]
-    (lost,) = differences([(strongest["AdaMerge"][0].points, bench.unmerged.points)])
+    (lost,) = differences([(strongest["AdaMerge"][0].points, experiment.unmerged.points)])
     text = "At the strongest tier (r_max=23) AdaMerge loses only 1.06 points"
     claims.append(Claim(text, "-1.06", spell(lost), at_least(lost, -1.06)))
     return claims
 
 
-def versus(bench: Experiment, measured: Measured, ours: str, rival: str, where: str) -> Claim:
+def versus(experiment: Experiment, measured: Measured, ours: str, rival: str, where: str) -> Claim:
     """AdaMerge >= a rival at every tier, judged by the paired difference of top-1."""
     text = f"AdaMerge >= {rival} at every tier, {where}"
-    tiers = [i for i, tier in enumerate(TIERS) if rival != "DSM" or tier.dsm[1] < bench.depth]
+    tiers = [i for i, tier in enumerate(TIERS) if rival != "DSM" or tier.dsm[1] < experiment.depth]
     gaps = [tier.paper["AdaMerge"].top1 - tier.paper[rival].top1 for tier in TIERS]
     paper = " ".join(f"{gap:+.2f}" for gap in gaps)
     if not tiers:
-        return not_applicable(text, paper, f"the model has {bench.depth} blocks, fewer than DSM skips")
+        return not_applicable(text, paper, f"the model has {experiment.depth} blocks, fewer than DSM skips")
     found: list[Interval] = differences([(measured[i][ours][0].points, measured[i][rival][0].points) for i in tiers])
     return judge_all(text, paper, found, [f"at ~{TIERS[i].name}" for i in tiers], at_least)
 
 
-def _about_runs(bench: Experiment) -> str:
+def _about_runs(experiment: Experiment) -> str:
     about = (
         "The library draws no random numbers and breaks ties by index, so on a CPU repeated runs are identical and "
         "their standard deviation is 0 by construction; on CUDA only the order of floating-point sums can differ."
     )
-    if bench.runs == 1:
+    if experiment.runs == 1:
         about += " One run was made; `--runs 5` makes the paper's five."
     return f"{about} The paper reports ± {min(PAPER_STD):.2f} to {max(PAPER_STD):.2f} over five runs."
 
 
-def _about_costs(bench: Experiment, measured: Measured) -> list[str]:
+def _about_costs(experiment: Experiment, measured: Measured) -> list[str]:
     """The costs are the paper's count; whether the paper's settings match them on this model is worth a sentence."""
     pairs = [(m["AdaMerge"][0].gmacs, m["ToMe"][0].gmacs, m[MATCHED][0].gmacs) for m in measured]
     off = " ".join(f"{100 * (ours / theirs - 1):+.1f}" for ours, theirs, _ in pairs)
@@ -219,9 +219,9 @@ def _about_costs(bench: Experiment, measured: Measured) -> list[str]:
     ]
 
 
-def _about_tome(bench: Experiment, measured: Measured) -> str:
+def _about_tome(experiment: Experiment, measured: Measured) -> str:
     with_it, without = (measured[-1][name][0] for name in ("ToMe", UNPROPORTIONAL))
-    lost = differences([(o.points, bench.unmerged.points) for o in (with_it, without)])
+    lost = differences([(o.points, experiment.unmerged.points) for o in (with_it, without)])
     return (
         f"ToMe r=8 loses {spell(lost[0])} points here with proportional attention, as its authors have it, and "
         f"{spell(lost[1])} without; the paper's ToMe row loses 2.73."

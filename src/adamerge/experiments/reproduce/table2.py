@@ -8,8 +8,8 @@ from torch import Tensor
 
 from adamerge.experiments.bootstrap import Interval
 from adamerge.experiments.reproduce import table1
-from adamerge.experiments.reproduce.bench import Experiment
 from adamerge.experiments.reproduce.claims import Claim, above, differences, judge_all
+from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.section import Column, Grid, Section
 
 PAPER_GAPS = (0.01, 0.18, 0.37, 0.61, 1.14, 1.67)
@@ -31,9 +31,9 @@ COMPARISONS = (
 )
 
 
-def section(bench: Experiment, out: Path) -> Section:
+def section(experiment: Experiment, out: Path) -> Section:
     """Measure the gaps and judge their trend."""
-    measured, _ = table1.measure(bench)
+    measured, _ = table1.measure(experiment)
     rows = [{"tier": f"~{tier.name}", "paper": gap} for tier, gap in zip(table1.TIERS, PAPER_GAPS, strict=True)]
     claims: list[Claim] = []
     for key, ours, rival in COMPARISONS:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.data.folders import Folder, Readable, folder_loader
-from adamerge.experiments.reproduce.bench import Experiment
+from adamerge.experiments.reproduce.experiment import Experiment
 
 EMBEDDED = "embedded"
 # What `all` gets through in minutes on two cores.
@@ -82,8 +82,8 @@ def folders(
         "data": f"{Path(data).name} ({'all' if images is None else images} images)",
         "calibration": f"{len(pixels)} of {available} images of {source.name}",
     }
-    bench = Experiment(model, list(readable) if held else readable, pixels, names, tuple(notes), runs, progress)
-    return bench, [readable, calibrating]
+    experiment = Experiment(model, list(readable) if held else readable, pixels, names, tuple(notes), runs, progress)
+    return experiment, [readable, calibrating]
 
 
 def _calibration_count(available: int, own_folder: bool, wanted: int | None) -> tuple[int, list[str]]:

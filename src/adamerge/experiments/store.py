@@ -1,0 +1,74 @@
+"""Results of finished measurements in a folder, so that an interrupted experiment resumes where it stopped."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from adamerge.core.files import write_atomically
+from adamerge.digest import digest_json, digest_tensors
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """The result of one measurement: JSON data, and tensors by name."""
+
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+class ResultStore:
+    """A folder with one file for each result.
+
+    A result is stored under its settings: JSON data with everything that affects it.  The file is named after their
+    digest and holds them, so that a result is only ever returned for the settings it was measured with.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = Path(folder)
+
+    def load(self, settings: Any) -> StoredResult | None:
+        """The result with these settings; None if there is none or its file is damaged."""
+        try:
+            with safe_open(self._path(settings), "pt") as file:
+                metadata = file.metadata()
+                if metadata["settings"] != _text(settings):
+                    return None
+                names = file.keys()
+                return StoredResult(json.loads(metadata["facts"]), {name: file.get_tensor(name) for name in names})
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            return None
+
+    def save(self, settings: Any, result: StoredResult) -> None:
+        """Store a result; an interrupted call leaves no partial file."""
+        tensors = {name: tensor.contiguous() for name, tensor in result.tensors.items()}
+        metadata = {"facts": json.dumps(result.facts), "settings": _text(settings)}
+        write_atomically(self._path(settings), save(tensors, metadata))
+
+    def load_or_measure(self, settings: Any, measure: Callable[[], StoredResult]) -> StoredResult:
+        """The stored result with these settings; without one, `measure` is called and its result stored."""
+        result = self.load(settings)
+        if result is None:
+            result = measure()
+            self.save(settings, result)
+        return result
+
+    def _path(self, settings: Any) -> Path:
+        return self.folder / f"{digest_json(settings)}.safetensors"
+
+
+def identify_model(model: nn.Module) -> dict[str, str]:
+    """Digests of all parameters and buffers of a model: names, shapes and dtypes, and sampled values."""
+    state = model.state_dict()
+    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()]
+    return {"parameters": digest_json(shapes), "weights": digest_tensors(state.values())}
+
+
+def _text(settings: Any) -> str:
+    return json.dumps(settings, sort_keys=True)
