@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import timm
 import torch
@@ -26,11 +25,11 @@ from adamerge.core.recipe import Recipe
 from adamerge.experiments.benchmark import folder_images, twin
 from adamerge.experiments.benchmark.timing import Timing, interleave, watch_device
 from adamerge.experiments.versions import versions
-from adamerge.patching.apply import apply
-from adamerge.runtime.triton import forward as fused
+from adamerge.patching.apply import apply, stack_of
+from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.triton.kernels.decide import Choice
-from adamerge.runtime.triton.lowering import lower
-from adamerge.runtime.triton.readback import Readback
+from adamerge.runtime.triton.lowering import Lowered, lower
+from adamerge.runtime.triton.merging import MergeDecider
 
 MODEL, BLOCKS = "vit_base_patch16_224", 12
 INNER = 3
@@ -83,9 +82,9 @@ def main() -> None:
 
 def merges(recipe: Recipe) -> int:
     """How many blocks merge; each of the others does its norm in a kernel that merges nothing."""
-    fusion = lower(recipe, prefix=1, class_token=True)
-    assert not isinstance(fusion, str), fusion
-    return sum(fusion.may_merge(layer) for layer in range(BLOCKS))
+    lowered = lower(recipe, prefix=1, class_token=True)
+    assert isinstance(lowered, Lowered), lowered
+    return sum(lowered.may_merge(layer) for layer in range(BLOCKS))
 
 
 def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:
@@ -93,32 +92,47 @@ def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:
     return tuple(b / a for a, b in zip(whole.rounds, decided.rounds, strict=True))
 
 
+class KeepChoices(MergeDecider):
+    """Decides, and keeps what was decided at each layer."""
+
+    def __init__(self, lowered: Lowered, depth: int):
+        super().__init__(lowered, depth)
+        self.kept: dict[int, Choice] = {}
+
+    def decide(self, state: PackedState, layer: int, *args: Any) -> Choice:
+        self.kept[layer] = super().decide(state, layer, *args)
+        return self.kept[layer]
+
+
+class GiveChoices(MergeDecider):
+    """Gives copies of choices made before, and computes nothing."""
+
+    def __init__(self, other: KeepChoices):
+        super().__init__(other.lowered, other.depth)
+        self.kept = {
+            layer: Choice(*(getattr(choice, field.name).clone() for field in fields(choice)))
+            for layer, choice in other.kept.items()
+        }
+
+    def class_attention(self, *_: Any) -> None:
+        return None
+
+    def decide(self, state: PackedState, layer: int, *_: Any) -> Choice:
+        return self.kept[layer]
+
+
 def both(model: nn.Module, recipe: Recipe, images: Tensor) -> tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]:
     """The merged model in a graph, and another that is given the choices of the first."""
-    kept: dict[int, Choice] = {}
-    choose = fused.TritonForward._choose
-
-    def keep(
-        self: fused.TritonForward, state: Any, fusion: Any, layer: int, key: Any, glances: Any
-    ) -> tuple[Choice, Readback]:
-        kept[layer], wait = choose(self, state, fusion, layer, key, glances)
-        return kept[layer], wait
-
-    def give(
-        self: fused.TritonForward, state: Any, fusion: Any, layer: int, key: Any, glances: Any
-    ) -> tuple[Choice, Readback]:
-        return kept[layer], Readback(kept[layer].count, state.layout, fusion.merges(layer, state.layout.most))
-
-    with patch.object(fused.TritonForward, "_choose", keep):
-        deciding = adamerge.capture(apply(twin(model), recipe, "packed"), images)
+    merged, given = (apply(twin(model), recipe, "packed") for _ in range(2))
+    backend = stack_of(merged).selector.triton()
+    assert isinstance(backend.lowered, Lowered), backend.lowered
+    backend.decider = keeper = KeepChoices(backend.lowered, BLOCKS)
+    deciding = adamerge.capture(merged, images)
     expected = deciding(images).clone()
-    kept = {
-        layer: Choice(*(getattr(made, field.name).clone() for field in fields(made))) for layer, made in kept.items()
-    }
-    with patch.object(fused.TritonForward, "_choose", give), patch.object(fused, "glance", lambda *_: None):
-        given = adamerge.capture(apply(twin(model), recipe, "packed"), images)
-    assert torch.equal(given(images), expected), "what was chosen before is not what was chosen"
-    return deciding, given
+    stack_of(given).selector.triton().decider = GiveChoices(keeper)
+    replaying = adamerge.capture(given, images)
+    assert torch.equal(replaying(images), expected), "what was chosen before is not what was chosen"
+    return deciding, replaying
 
 
 if __name__ == "__main__":

@@ -86,9 +86,9 @@ class BackendSelector:
             return ReferenceBackend(self, x, views)
         if not x.is_cuda:
             return PackedBackend(self, x)
-        lowered = self.triton().fusion
-        if isinstance(lowered, str):
-            self.warn_once(f"the kernels do not know this recipe's {lowered}; the reference decides its merges")
+        reason = self.triton().not_lowered
+        if reason is not None:
+            self.warn_once(f"the kernels do not know this recipe's {reason}; the reference decides its merges")
         return TritonWithFallback(self, x, views)
 
     def why_reference(self, x: Tensor, training: bool) -> str | None:

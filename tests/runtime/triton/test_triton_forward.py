@@ -27,11 +27,10 @@ from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome
 from adamerge.patching.apply import stack_of
 from adamerge.presets import protect
 from adamerge.runtime import backend
-from adamerge.runtime.triton import forward as fused
-from adamerge.runtime.triton import gemm_dispatch as arithmetic
-from adamerge.runtime.triton import readback as wait
+from adamerge.runtime.triton import forward, gemm_dispatch, merging
 from adamerge.runtime.triton.graph_keepalive import collect_used
 from adamerge.runtime.triton.kernels.linear import linear
+from adamerge.runtime.triton.readback import capturing
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -68,6 +67,11 @@ def with_kernels(model: nn.Module) -> None:
     selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
 
 
+def pretend_capture(model: nn.Module) -> None:
+    """Run as under CUDA graph capture: counts stay on the device."""
+    stack_of(model).selector.triton().is_capturing = lambda x: True
+
+
 @pytest.mark.parametrize("recipe", RECIPES | MORE)
 @pytest.mark.parametrize("family", ["vit", "deit3"])
 def test_same_plans_same_outputs(family, recipe):
@@ -97,15 +101,14 @@ def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturi
     model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
     chosen = (RECIPES | MORE)[recipe](model, images)
     added = []
-    monkeypatch.setattr(arithmetic, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
+    monkeypatch.setattr(gemm_dispatch, "linear_fused", lambda *a, **k: added.append(k.get("onto")) or linear(*a, **k))
     with torch.inference_mode():
         exact = adamerge.apply(copy.deepcopy(model).double(), chosen, "reference")(images.double())
         half = adamerge.apply(model.half(), chosen, "reference")(images.half())
         adamerge.apply(model, chosen, "packed")
         with_kernels(model)
         if capturing:
-            for room in (fused, wait):
-                monkeypatch.setattr(room, "capturing", lambda x: True)
+            pretend_capture(model)
         found = model(images.half())
     assert (found - exact).norm() <= 2 * (half - exact).norm()
     assert DEVICE == "cuda" or any(sum_ is not None for sum_ in added)
@@ -156,7 +159,7 @@ def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(rec
 
 # Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_counts_under_capture_stay_on_the_device(monkeypatch):
+def test_counts_under_capture_stay_on_the_device():
     """Without asking for counts, arrays keep their length and the result is the same."""
     model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
     chosen = RECIPES["adaptive"](model, images)
@@ -164,29 +167,29 @@ def test_counts_under_capture_stay_on_the_device(monkeypatch):
     with_kernels(model)
     with torch.inference_mode():
         expected = model(images)
-        for room in (fused, wait):
-            monkeypatch.setattr(room, "capturing", lambda x: True)
+        pretend_capture(model)
         torch.testing.assert_close(model(images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes(monkeypatch):
-    """A graph goes on reading where a batch of its shape lay, whatever the model does in between."""
+def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes():
+    """A graph goes on reading the arrays of its batch shape, whatever the model does in between."""
     model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
     adamerge.apply(model, RECIPES["tome"](model, images), "packed")
     with_kernels(model)
+    tokens = torch.empty(3, 17, 1, device=DEVICE)
     with torch.inference_mode():
         model(images)
-        with collect_used() as used, monkeypatch.context() as capture:
-            for room in (fused, wait):
-                capture.setattr(room, "capturing", lambda x: True)
+        triton = stack_of(model).selector.triton()
+        offsets = weakref.ref(triton.start(tokens).state.layout.offsets)
+        pretend_capture(model)
+        with collect_used() as used:
             model(images)
-    (road,) = used
-    offsets = weakref.ref(road._beginning[1].offsets)
-    with torch.inference_mode():
+        triton.is_capturing = capturing
+        assert used == [triton] and triton.start(tokens).state.layout.offsets is offsets()
         model(images[:1])
-    assert offsets() is not road._beginning[1].offsets
+        assert triton.start(tokens).state.layout.offsets is not offsets()
     adamerge.remove(model)
-    del road
+    del triton
     gc.collect()
     assert offsets() is not None
     used.clear()
@@ -198,7 +201,8 @@ def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes(monkeypat
 def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, fails, monkeypatch, unchecked):
     model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
     recipe = RECIPES["adaptive"](model, images)
-    own, calls = getattr(fused, kernel), []
+    room = merging if kernel == "merge" else forward
+    own, calls = getattr(room, kernel), []
 
     def refuses(*args, **kwargs):
         calls.append(args)
@@ -211,7 +215,7 @@ def test_where_a_kernel_cannot_run_the_reference_does_and_says_so_once(kernel, f
         before = adamerge.trace(model)
         adamerge.apply(model, recipe, "packed")
         with_kernels(model)
-        monkeypatch.setattr(fused, kernel, refuses)
+        monkeypatch.setattr(room, kernel, refuses)
         told = (
             r"a kernel does not run on this device \(OutOfResources: out of resource: shared memory.*\); the reference"
         )

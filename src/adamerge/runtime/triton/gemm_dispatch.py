@@ -1,4 +1,4 @@
-"""The products and sums of a plain block, each where it is fastest, on the rows that exist."""
+"""The GEMMs and residual sums of a plain block: each by the kernel or library that is fastest for its size."""
 
 from dataclasses import dataclass, replace
 
@@ -17,24 +17,24 @@ from adamerge.runtime.triton.kernels.residual import add
 
 @dataclass(frozen=True)
 class GemmDispatch:
-    """How a pass computes.  `counting`: the device alone knows how many rows there are, and kernels ask it."""
+    """Chooses the kernels of a pass.  `counting`: only the device knows how many rows are used; kernels read it."""
 
     counting: bool
 
-    def counted(self, state: PackedState) -> Int[Tensor, " one"] | None:
-        """How many rows there are, where the device alone knows."""
+    def row_count(self, state: PackedState) -> Int[Tensor, " one"] | None:
+        """How many rows are used, on the device; None where all of them are."""
         return state.layout.offsets[-1:] if self.counting else None
 
-    def many(self, state: PackedState) -> Int[Tensor, " one"] | None:
-        """The same where there are many: with few, asking takes longer than working in vain."""
-        return None if small_grid(state.x) else self.counted(state)
+    def row_count_if_many(self, state: PackedState) -> Int[Tensor, " one"] | None:
+        """The same for large arrays.  For small ones, reading the count takes longer than computing unused rows."""
+        return None if small_grid(state.x) else self.row_count(state)
 
     def linear(
         self, state: PackedState, x: Float[Tensor, "total d"], layer: LinearParams, activate: bool = False
     ) -> Float[Tensor, "total out"]:
-        """A product for every token of the state, with exact GELU if asked for."""
+        """`x @ weight.T + bias` for the rows of the state, then exact GELU if `activate`."""
         if worthwhile(x, layer.weight, activate):
-            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self.counted(state))
+            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self.row_count(state))
         y = linear(x, layer.weight, layer.bias)
         return gelu(y) if activate else y
 
@@ -45,10 +45,10 @@ class GemmDispatch:
         layer: LinearParams,
         gamma: Float[Tensor, " d"] | None,
     ) -> tuple[PackedState, Packed | None]:
-        """The tokens with a branch added, or, where this is left to what follows, as they are, and the branch."""
+        """`(state + gamma * linear(x), None)` where one kernel does both, else `(state, linear(x))`."""
         if not (large(x, layer.weight) and tma_describable(state.x)):
             return state, self.linear(state, x, layer)
-        sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self.counted(state))
+        sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self.row_count(state))
         return replace(state, x=sum_, normed=None, inverse=None), None
 
     def sum(
@@ -59,12 +59,14 @@ class GemmDispatch:
         norm: NormParams | None,
         compared: bool,
     ) -> PackedState:
-        """The tokens with their branch, if it still is to be added, and the norm that follows.
+        """The tokens with `gamma * branch` added, if there is a branch, and their `norm`, if there is one.
 
-        If they are to be compared, the sum also gives their lengths.
+        `compared`: the tokens will be matched by cosine, so the sum also computes one over their lengths.
         """
         if branch is None and norm is None:
             return state
         compared = compared and branch is not None
-        x, normed, inverse = add(state.x, branch, gamma=gamma, norm=norm, inverse=compared, counted=self.many(state))
+        x, normed, inverse = add(
+            state.x, branch, gamma=gamma, norm=norm, inverse=compared, counted=self.row_count_if_many(state)
+        )
         return replace(state, x=x, normed=normed, inverse=inverse)

@@ -1,7 +1,6 @@
-"""Which recipes the kernels can decide, and how they are told."""
+"""Lowers a recipe to the options of the decision kernels, where they can decide it."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,50 +21,49 @@ from adamerge.core.match import (
 )
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Affinity, Centrality, ClassShare, Uniform
+from adamerge.runtime.triton.kernels.decide import Policy, Score, Weigh
+from adamerge.runtime.triton.kernels.match import Split
 
-SCORES = {SimilarityOnly: "similarity", SalientFirst: "first", SalientLast: "last", Protect: "protect"}
-WEIGHTS = {BySalience: "salience", BySize: "size", BySalienceAndSize: "salience_size"}
+SCORES: dict[type, Score] = {
+    SimilarityOnly: "similarity",
+    SalientFirst: "first",
+    SalientLast: "last",
+    Protect: "protect",
+}
+WEIGHTS: dict[type, Weigh] = {BySalience: "salience", BySize: "size", BySalienceAndSize: "salience_size"}
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A recipe in the kernels' words.
+    """The options of the decision kernels for a recipe.
 
-    `affinity` gives salience and similarity at once; where it is None, `glances` says whether the class token's
-    attention is the salience, and `keys` whether keys are compared or tokens.
+    `affinity` gives salience and similarity at once.  Where it is None, `class_attention` says whether the class
+    token's attention is the salience (else all tokens are equal), and `by_keys` whether keys are compared or tokens.
+    `keep_length` gives a merged token the mean length of its members.
     """
 
     affinity: Affinity | None
-    glances: bool
-    keys: bool
-    alternating: bool
-    first: int
-    half: bool
-    score: Literal["similarity", "first", "last", "protect"]
-    strength: float
-    weigh: Literal["salience", "size", "salience_size", "keep"]
+    class_attention: bool
+    by_keys: bool
+    policy: Policy
     keep_length: bool
-    sources_first: bool
     budget: Fixed | ZScore | Threshold
 
     def may_merge(self, layer: int) -> bool:
-        """Whether a layer can merge anything, as far as that is known before anybody looks at the tokens."""
+        """Whether a layer can merge anything, as far as the budget alone can say."""
         budget = self.budget
         if isinstance(budget, Fixed):
             return budget.at(layer) > 0
         return budget.wanted(layer) > 0 if isinstance(budget, Threshold) else budget.most(layer) >= 1
 
-    def merges(self, layer: int, patches: int) -> int | None:
+    def known_merges(self, layer: int, patches: int) -> int | None:
         """How many merges every image of `patches` tokens gets at a layer; None where that depends on the image."""
         if not isinstance(self.budget, Fixed):
             return None
-        taking_turns = (patches + 1 - self.first) // 2 if patches > 1 else 0
-        sources = taking_turns if self.alternating else patches // 2
-        room = min(sources, patches - sources) if self.half else sources
-        return min(self.budget.at(layer), room)
+        return min(self.budget.at(layer), self.policy.split.most_merges(patches))
 
     def numbers(self, depth: int, device: torch.device) -> Tensor | None:
-        """What the count rule compares with, one row a layer; refused where it was not calibrated."""
+        """The calibrated numbers of the count rule, one row per layer; an error where there are none."""
         budget = self.budget
         if isinstance(budget, Fixed):
             return None
@@ -78,8 +76,21 @@ class Lowered:
         return torch.tensor(rows, dtype=torch.float64, device=device)
 
 
-def lower(recipe: Recipe, prefix: int, class_token: bool) -> Lowered | str:
-    """The recipe in the kernels' words, or which of its parts they do not know."""
+@dataclass(frozen=True)
+class NotLowered:
+    """The kernels cannot decide a recipe: `reason` names the part they do not know."""
+
+    reason: str
+
+
+def lower(recipe: Recipe, prefix: int, class_token: bool) -> Lowered | NotLowered:
+    """The options of the decision kernels for a recipe on a host with `prefix` tokens before the patches."""
+    reason = _unknown_part(recipe, class_token)
+    return _lower_known(recipe, prefix) if reason is None else NotLowered(reason)
+
+
+def _unknown_part(recipe: Recipe, class_token: bool) -> str | None:
+    """The first part of a recipe that the kernels do not know."""
     links = recipe.links
     if type(links) is not Bipartite:
         return f"links {type(links).__name__}"
@@ -101,18 +112,25 @@ def lower(recipe: Recipe, prefix: int, class_token: bool) -> Lowered | str:
     apart = salience in known and metric in (Keys, Tokens) and recipe.site == "after_attention"
     if not together and not apart:
         return f"salience {salience.__name__} with metric {metric.__name__} at {recipe.site}"
+    return None
+
+
+def _lower_known(recipe: Recipe, prefix: int) -> Lowered:
+    links = recipe.links
+    assert isinstance(links, Bipartite)
     counted = isinstance(links.split, Alternating) and links.split.from_prefix
+    policy = Policy(
+        split=Split(isinstance(links.split, Alternating), prefix % 2 if counted else 0, half=counted),
+        score=SCORES[type(links.score)],
+        strength=links.score.strength if isinstance(links.score, Protect) else 0.0,
+        weigh="keep" if isinstance(recipe.combine, Drop) else WEIGHTS[type(recipe.weight)],
+        sources_first=recipe.order == "sources_first",
+    )
     return Lowered(
         affinity=recipe.salience.affinity if isinstance(recipe.salience, Centrality) else None,
-        glances=salience is ClassShare,
-        keys=metric is Keys,
-        alternating=isinstance(links.split, Alternating),
-        first=prefix % 2 if counted else 0,
-        half=counted,
-        score=SCORES[type(links.score)],  # pyright: ignore[reportArgumentType]
-        strength=links.score.strength if isinstance(links.score, Protect) else 0.0,
-        weigh="keep" if isinstance(recipe.combine, Drop) else WEIGHTS[type(recipe.weight)],  # pyright: ignore
+        class_attention=isinstance(recipe.salience, ClassShare),
+        by_keys=isinstance(links.metric, Keys),
+        policy=policy,
         keep_length=isinstance(recipe.combine, MeanNorm),
-        sources_first=recipe.order == "sources_first",
         budget=recipe.budget,  # pyright: ignore[reportArgumentType]
     )

@@ -1,4 +1,4 @@
-"""The counts of a merge come back from the device while the host already goes on."""
+"""Reads the counts of a merge back from the device while the host goes on launching kernels."""
 
 from dataclasses import replace
 
@@ -11,20 +11,24 @@ from adamerge.runtime.packed.state import PackedState
 
 
 class Readback:
-    """The counts of a merge on their way back from the device; there is nothing to wait for where they are known."""
+    """The counts of a merge, being copied to the host.
 
-    def __init__(self, counts: Counts, layout: Layout, merges: int | None):
+    Nothing is copied where the host knows them (`merges` for every image of a uniform layout), nor with `wait=False`,
+    under graph capture: then the arrays keep their length.
+    """
+
+    def __init__(self, counts: Counts, layout: Layout, merges: int | None, wait: bool = True):
         self.merges = merges if layout.uniform else None
         self.host, self.event = None, None
-        if self.merges is None and not capturing(counts):
+        if self.merges is None and wait:
             self.host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=counts.is_cuda)
             self.host.copy_(counts, non_blocking=True)
             if counts.is_cuda:
                 self.event = torch.cuda.Event()
                 self.event.record()
 
-    def over(self, state: PackedState) -> PackedState:
-        """The state with as many rows as there are tokens."""
+    def cut(self, state: PackedState) -> PackedState:
+        """The state with as many rows as there are tokens; synchronises with the copy if there is one."""
         layout = state.layout
         if self.merges is not None:
             longest = layout.longest - self.merges
@@ -44,5 +48,5 @@ class Readback:
 
 
 def capturing(x: Tensor) -> bool:
-    """Whether a CUDA graph is being captured."""
+    """Whether a CUDA graph is being captured on the current stream."""
     return x.is_cuda and torch.cuda.is_current_stream_capturing()

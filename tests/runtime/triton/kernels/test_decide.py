@@ -19,8 +19,8 @@ from adamerge.presets import protect
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, pad, ragged_layout
 from adamerge.runtime.triton.kernels.affinity import affinity
-from adamerge.runtime.triton.kernels.decide import Choice, Rule, decide
-from adamerge.runtime.triton.kernels.match import Split, match
+from adamerge.runtime.triton.kernels.decide import Choice, ColumnSums, Rule, decide
+from adamerge.runtime.triton.kernels.match import match
 from adamerge.runtime.triton.kernels.merge import merge
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.lowering import Lowered, lower
@@ -73,28 +73,23 @@ def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Cho
     """What the kernels decide, and the history they started from."""
     glances = looks(where) if isinstance(recipe.salience, Looks) else None
     known = recipe if glances is None else replace(recipe, salience=ClassShare())
-    fusion = lower(replace(known, site="after_attention") if _keys(known) else known, where.prefix, True)
-    assert isinstance(fusion, Lowered)
-    split = Split(fusion.alternating, fusion.first, fusion.half)
-    sums = None
-    if fusion.affinity is None:
+    lowered = lower(replace(known, site="after_attention") if _keys(known) else known, where.prefix, True)
+    assert isinstance(lowered, Lowered)
+    split, salience = lowered.policy.split, glances
+    if lowered.affinity is None:
         features = torch.nn.functional.normalize(x, dim=1)
         value, partner = match(features, where, split)
     else:
         inverse = add(x, None, inverse=True)[2]
         assert inverse is not None
-        parts, rows, value, partner = affinity(x, inverse, where, split, fusion.affinity)
-        sums = parts, rows
-    numbers = fusion.numbers(1, DEVICE)
+        parts, rows, value, partner = affinity(x, inverse, where, split, lowered.affinity)
+        salience = ColumnSums(parts, rows)
+    numbers = lowered.numbers(1, DEVICE)
     kind = "fixed" if numbers is None else "threshold" if numbers.shape[1] == 1 else "zscore"
-    merges = fusion.budget.at(0) if isinstance(fusion.budget, Fixed) else 0
+    merges = lowered.budget.at(0) if isinstance(lowered.budget, Fixed) else 0
     rule = Rule(kind, merges, None if numbers is None else numbers[0])
     history = torch.arange(where.most, device=DEVICE).minimum(where.patches[:, None] - 1).clamp_min(0).int()
-    choice = decide(
-        value, partner, size, history, where, split, rule, score=fusion.score, weigh=fusion.weigh,
-        sources_first=fusion.sources_first, sums=sums, glances=glances, strength=fusion.strength,
-    )  # fmt: skip
-    return choice, history
+    return decide(value, partner, size, history, where, lowered.policy, rule, salience), history
 
 
 def _keys(recipe: Recipe) -> bool:

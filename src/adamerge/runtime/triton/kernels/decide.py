@@ -19,6 +19,7 @@ Weigh = Literal["salience", "size", "salience_size", "keep"]
 SCORES: dict[str, int] = {"similarity": 0, "first": 1, "last": 2, "protect": 3}
 WEIGHTS: dict[str, int] = {"salience": 0, "size": 1, "salience_size": 2, "keep": 3}
 RULES: dict[str, int] = {"fixed": 0, "zscore": 1, "threshold": 2}
+SALIENCE_UNIFORM, SALIENCE_AFFINITY, SALIENCE_CLASS = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,25 @@ class Rule:
     kind: Literal["fixed", "zscore", "threshold"]
     r: int = 0
     numbers: Float[Tensor, "k"] | None = None
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is the same at every layer: the split, the score and its strength, the weights, the order of the result."""
+
+    split: Split
+    score: Score = "similarity"
+    strength: float = 0.0
+    weigh: Weigh = "size"
+    sources_first: bool = False
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """The column sums of an affinity in parts, `(parts, total)`, one for each `rows` rows of an image."""
+
+    parts: Float[Tensor, "parts total"]
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -171,42 +191,41 @@ def decide(
     size: PerRow,
     history: Int[Tensor, "b patches"],
     layout: Layout,
-    split: Split,
+    policy: Policy,
     rule: Rule,
-    *,
-    score: Score = "similarity",
-    weigh: Weigh = "size",
-    sources_first: bool = False,
-    strength: float = 0.0,
-    sums: tuple[Float[Tensor, "blocks total"], int] | None = None,
-    glances: Float[Tensor, "heads total"] | None = None,
+    salience: ColumnSums | Float[Tensor, "heads total"] | None = None,
 ) -> Choice:
-    """Decide a merge.
+    """Decide a merge from each source's similarity `value` and `partner`.
 
-    Salience comes from the column `sums` of an affinity, scaled to [0, 1], or from the class token's `glances`, scaled
-    to a mean of 1, or is 1 for everybody.  `strength` is how much it protects where the score does.
+    `salience` is the column sums of an affinity, scaled here to [0, 1], or the class token's attention, averaged over
+    heads and scaled to a mean of 1; None stands for 1 everywhere.
     """
     total, images, device = len(value), layout.images, value.device
     places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
-    weight, salience = torch.empty((2, total), dtype=torch.float32, device=device).unbind()
+    weight, scaled = torch.empty((2, total), dtype=torch.float32, device=device).unbind()
     count = torch.empty(images, dtype=torch.int32, device=device)
     redundancy = torch.empty(images, dtype=torch.float32, device=device)
     after = torch.empty_like(history)
     if images:
-        salient = 0 if sums is None and glances is None else 1 if glances is None else 2
-        parts, rows = sums if sums is not None else (glances, 1 if glances is None else len(glances))
+        split = policy.split
+        if isinstance(salience, ColumnSums):
+            kind, parts, rows = SALIENCE_AFFINITY, salience.parts, salience.rows
+        elif salience is None:
+            kind, parts, rows = SALIENCE_UNIFORM, None, 1
+        else:
+            kind, parts, rows = SALIENCE_CLASS, salience, len(salience)
         tokens = next_pow2(layout.longest - layout.prefix)
         patches = history.shape[1]
         _decide[(images,)](
             parts, value, partner, size, rule.numbers, layout.offsets, history,
-            *places, count, weight, salience, redundancy, after,
-            total, layout.prefix, rows, rule.r, strength, patches,
-            SALIENCE=salient, SCORE=SCORES[score], WEIGHT=WEIGHTS[weigh], RULE=RULES[rule.kind],
-            ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=sources_first,
+            *places, count, weight, scaled, redundancy, after,
+            total, layout.prefix, rows, rule.r, policy.strength, patches,
+            SALIENCE=kind, SCORE=SCORES[policy.score], WEIGHT=WEIGHTS[policy.weigh], RULE=RULES[rule.kind],
+            ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=policy.sources_first,
             TOKENS=tokens, SOURCES=tokens // 2, RIVALS=min(32, tokens // 2), PATCHES=next_pow2(patches),
             PARTS=1 if parts is None else next_pow2(len(parts), 1),
             # Few images leave most processors idle; the others work at them with all they have.
             num_warps=4 if tokens <= 512 and images >= processors(device) else 8,
             **pdl_options(value),
         )  # fmt: skip
-    return Choice(*places, count, weight, salience, redundancy, after)
+    return Choice(*places, count, weight, scaled, redundancy, after)

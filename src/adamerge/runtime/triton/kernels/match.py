@@ -42,6 +42,17 @@ class Split:
             sources, targets = everyone[: n // 2], everyone[n // 2 :]
         return (sources, targets) if n > 1 else (everyone[:0], targets)
 
+    def source_count(self, n: int) -> int:
+        """How many of `n` tokens are sources; `source_count` of the kernels says the same."""
+        if not self.alternating:
+            return n // 2
+        return (n + 1 - self.first) // 2 if n > 1 else 0
+
+    def most_merges(self, n: int) -> int:
+        """How many of `n` tokens can merge away."""
+        sources = self.source_count(n)
+        return min(sources, n - sources) if self.half else sources
+
 
 @triton.jit
 @no_type_check

@@ -1,0 +1,48 @@
+"""Recipes are lowered to the options of the kernels, or the part that the kernels do not know is named."""
+
+from dataclasses import replace
+
+import pytest
+
+from adamerge.core.recipe import Recipe
+from adamerge.methods import adamerge, dsm, dymu, evit, pitome, random, tofu, tome
+from adamerge.presets import protect
+from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower
+
+
+def lowered(recipe: Recipe) -> Lowered:
+    found = lower(recipe, prefix=1, class_token=True)
+    assert isinstance(found, Lowered), found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (pitome(r=2), "split ByEnergy"),
+        (random(2), "links AtRandom"),
+        (evit(0.6), "links IntoOne"),
+        (tofu(2), "combine DropThenKeepNorm"),
+        (replace(tome(2), site="before_block"), "salience Uniform with metric Keys at before_block"),
+    ],
+)
+def test_the_part_that_the_kernels_do_not_know_is_named(recipe, reason):
+    assert lower(recipe, prefix=1, class_token=True) == NotLowered(reason)
+
+
+def test_salience_by_the_class_token_needs_one():
+    assert lowered(protect(r=2.0)).class_attention
+    found = lower(protect(r=2.0), prefix=0, class_token=False)
+    assert isinstance(found, NotLowered) and found.reason.startswith("salience ClassShare")
+
+
+@pytest.mark.parametrize("recipe", [tome(3), adamerge(r=3), dsm(3, 1)], ids=["tome", "adamerge", "dsm"])
+def test_fixed_counts_are_known_before_the_tokens_are(recipe):
+    found = lowered(recipe)
+    assert found.may_merge(1)
+    assert [found.known_merges(1, patches) for patches in (0, 1, 2, 5, 50)] == [0, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("recipe", [adamerge(3.0), dymu(3.0)])
+def test_counts_that_adapt_are_not_known_before(recipe):
+    assert lowered(recipe).known_merges(1, 50) is None
