@@ -60,3 +60,19 @@ def test_a_trace_prints_as_a_table():
     rows = [re.split(r"\s+", line.strip()) for line in text.splitlines()[2:4]]
     assert rows == [["0", "1.50", "1", "2", "2.5"], ["1", "1.00", "1", "1", "1.5"]]
     assert text.endswith("merged 2.5 ± 0.5 of 4 per image")
+
+
+def test_a_trace_of_no_images_prints_how_many_there_are():
+    layers = trace().layers
+    none = [
+        LayerTrace(
+            Plan(layer.plan.slot[:0], layer.plan.count[:0], layer.plan.width),
+            layer.salience[:0],
+            layer.size[:0],
+            layer.redundancy[:0],
+        )
+        for layer in layers
+    ]
+    empty = Trace(tuple(none), prefix=1, before_block=True)
+    assert str(empty) == "0 images, 4 patch tokens + 1 prefix"
+    assert empty.r.shape == empty.counts.shape == (0, 2) and empty.merged.shape == (0,)

@@ -78,6 +78,8 @@ class Trace:
         r, counts = self.r, self.counts
         images = len(r)
         lines = [f"{images} image{'s' * (images != 1)}, {self.patches} patch tokens + {self.prefix} prefix"]
+        if images == 0:
+            return lines[0]
         lines.append(f"{'layer':>5}  {'mean r':>7}  {'min':>4}  {'max':>4}  {'tokens left':>11}")
         for layer in range(len(self.layers)):
             column, left = r[:, layer], counts[:, layer].double().mean()

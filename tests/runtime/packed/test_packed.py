@@ -58,6 +58,22 @@ def test_whatever_makes_one_token_of_several_gets_its_rows(family, recipe):
     torch.testing.assert_close(after.layers[-1].size, before.layers[-1].size)
 
 
+@pytest.mark.parametrize("runtime", ["reference", "packed"])
+@pytest.mark.parametrize("recipe", MORE)
+def test_a_batch_without_images_gives_outputs_without_images(recipe, runtime):
+    model, images, chosen = build("vit"), pictures(4), MORE[recipe]
+    if recipe == "preset":
+        chosen = chosen.with_stats(adamerge.calibrate(model, images, chosen, progress=False))
+    with torch.inference_mode():
+        expected = model(images[:0])
+        found = adamerge.apply(model, chosen, runtime)(images[:0])
+    assert found.shape == expected.shape == (0, expected.shape[1])
+    trace = adamerge.trace(model)
+    assert trace.counts.shape == trace.redundancy.shape == (0, len(trace.layers))
+    assert trace.slots().shape == (0, trace.patches)
+    assert str(trace) == f"0 images, {trace.patches} patch tokens + {trace.prefix} prefix"
+
+
 @dataclass(frozen=True)
 class OfChangedEvidence:
     """Salience of evidence that differs in one field from what the runtime gave."""

@@ -116,4 +116,4 @@ def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllT
     begin = layout.offsets[:-1, None]
     head = torch.arange(layout.prefix, device=begin.device).expand(images, layout.prefix)
     row = begin + torch.cat([head, history + layout.prefix], 1)
-    return x.index_select(0, row.flatten()).view(images, layout.prefix + patches, -1)
+    return x.index_select(0, row.flatten()).view(images, layout.prefix + patches, x.shape[1])

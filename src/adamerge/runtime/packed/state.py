@@ -54,6 +54,6 @@ def unpack(state: PackedState) -> AllTokens:
     """The tokens in the host's shape, `(b, t, d)`: every patch gets a copy of the token it became part of."""
     images, patches = state.history.shape
     if not state.merged:
-        return state.x.view(images, state.layout.prefix + patches, -1)
+        return state.x.view(images, state.layout.prefix + patches, state.x.shape[1])
     with stage("finish"):
         return unfold(state.x, state.history, state.layout)
