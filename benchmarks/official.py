@@ -1,4 +1,4 @@
-"""Time the official code of ToMe and PiToMe beside ours; each is read from a checkout of it, and nothing is kept here.
+"""Time the official code of ToMe and PiToMe against ours; the official code is imported from checkouts of it.
 
 python benchmarks/official.py --tome ../ToMe --pitome ../PiToMe --batch 1,32,256 --device cuda --dtype bf16
 """
@@ -11,6 +11,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,17 +23,16 @@ from torch import Tensor, nn
 from adamerge.cli.bench import read_sizes, table
 from adamerge.cli.compare import read_labels
 from adamerge.cli.loading import load_model
-from adamerge.core.recipe import Recipe
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.benchmark import Contender, bench, drawn_images, folder_images, make_entries, twin
 from adamerge.experiments.benchmark.contenders import pricing
 from adamerge.flops import Meter, meter
-from adamerge.methods import pitome, tome
+from adamerge.methods import METHODS
 from adamerge.patching.apply import apply
 from adamerge.search.target import Target
 from adamerge.search.variants import Variant
 
-# What official PiToMe uses for ViT; ours is told the same.
+# What official PiToMe uses for ViT; ours gets the same.
 MARGIN = 0.75
 
 
@@ -89,20 +89,91 @@ def _load_pitome(checkout: Path) -> ModuleType:
     return sys.modules["official_pitome.patch.deit"]
 
 
-def contenders(
-    model: nn.Module, make: Callable[[], Callable[[Tensor], Any]], recipe: Recipe, facts: dict[str, Any], prices: Meter
-) -> list[Contender]:
+@dataclass(frozen=True)
+class OfficialCode:
+    """Official code of a method of ours: `make` takes a model and gives what runs a copy of it with that code."""
+
+    method: str
+    label: str
+    options: dict[str, Any]
+    make: Callable[[nn.Module], Callable[[Tensor], Any]]
+
+
+def contenders(model: nn.Module, code: OfficialCode, prices: Meter) -> list[Contender]:
     """Official code as it is, and compiled; both cost what our recipe for the same merges costs."""
+    recipe = METHODS[code.method](**code.options)
     price = pricing(apply(twin(model), recipe), recipe, prices)
-    method = facts.pop("method")
+    facts = {"options": json.dumps(code.options), "target": "native"}
     return [
-        Contender(method, "official", lambda images: make(), price, facts=facts),
-        Contender(method, "official compiled", lambda images: torch.compile(make(), dynamic=False), price, facts=facts),
+        Contender(code.label, "official", lambda images: code.make(model), price, facts=facts),
+        Contender(
+            code.label,
+            "official compiled",
+            lambda images: torch.compile(code.make(model), dynamic=False),
+            price,
+            facts=facts,
+        ),
     ]
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Run from the command line."""
+    given = parse(words)
+    torch.manual_seed(0)
+    model = load_model(given.model, given.weights, False, given.device, given.dtype, random=True)
+    sizes = read_sizes(given.batch)
+    count = given.images or max(*sizes, 64)
+    if given.data is None:
+        images = drawn_images(model, count, seed=TEST_SEED)
+    else:
+        images, _ = folder_images(model, given.data, count)
+    known = drawn_images(model, given.calibration_images, seed=CALIBRATION_SEED)
+    chosen = official_codes(given)
+    native = {code.label: Variant(code.method, code.options) for code in chosen}
+
+    def others(net: nn.Module) -> list[Contender]:
+        prices = meter(net)
+        return [contender for code in chosen for contender in contenders(net, code, prices)]
+
+    labels = read_labels(given.methods) if given.methods else []
+    entries = make_entries(model, known, labels, [Target(cut=given.cut)], native=native, cost=given.cost)
+    rows = bench(
+        model,
+        images,
+        entries,
+        batch_sizes=sizes,
+        rounds=given.rounds,
+        unmerged=read_labels(given.unmerged) if given.unmerged else None,
+        merged=read_labels(given.ways) if given.ways else None,
+        others=others,
+        name=given.model,
+        weights=given.weights.name if given.weights else "random",
+        source="drawn" if given.data is None else Path(given.data).name,
+        out=given.out,
+    )
+    shown = Console()
+    shown.print(table(rows, shown.width))
+
+
+def official_codes(given: argparse.Namespace) -> list[OfficialCode]:
+    """The official code of each checkout that was given."""
+    found: list[OfficialCode] = []
+    if given.tome is not None:
+        r = given.tome_r
+        found.append(OfficialCode("tome", f"tome r={r}", {"r": r}, lambda net: official_tome(net, given.tome, r)))
+    if given.pitome is not None:
+        ratio = given.pitome_ratio
+        options = {"ratio": ratio, "margin": MARGIN, "proportional_attention": False}
+        found.append(
+            OfficialCode(
+                "pitome", f"pitome ratio={ratio}", options, lambda net: official_pitome(net, given.pitome, ratio)
+            )
+        )
+    return found
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="vit_base_patch16_224")
     parser.add_argument("--weights", type=Path, help="a safetensors file; random weights without one")
@@ -126,55 +197,7 @@ def main(words: Sequence[str] | None = None) -> None:
     given = parser.parse_args(words)
     if given.tome is None and given.pitome is None:
         parser.error("give --tome PATH or --pitome PATH, to checkouts of the official code")
-
-    torch.manual_seed(0)
-    model = load_model(given.model, given.weights, False, given.device, given.dtype, random=True)
-    sizes = read_sizes(given.batch)
-    count = given.images or max(*sizes, 64)
-    if given.data is None:
-        images = drawn_images(model, count, seed=TEST_SEED)
-    else:
-        images, _ = folder_images(model, given.data, count)
-    known = drawn_images(model, given.calibration_images, seed=CALIBRATION_SEED)
-    chosen: list[tuple[Callable[[nn.Module], Callable[[Tensor], Any]], Recipe, dict[str, Any]]] = []
-    native: dict[str, Variant] = {}
-    if given.tome is not None:
-        options = {"r": given.tome_r}
-        native[f"tome r={given.tome_r}"] = Variant("tome", options)
-        facts = {"method": f"tome r={given.tome_r}", "options": json.dumps(options), "target": "native"}
-        chosen.append((lambda net: official_tome(net, given.tome, given.tome_r), tome(given.tome_r), facts))
-    if given.pitome is not None:
-        options = {"ratio": given.pitome_ratio, "margin": MARGIN, "proportional_attention": False}
-        native[f"pitome ratio={given.pitome_ratio}"] = Variant("pitome", options)
-        facts = {"method": f"pitome ratio={given.pitome_ratio}", "options": json.dumps(options), "target": "native"}
-        chosen.append((lambda net: official_pitome(net, given.pitome, given.pitome_ratio), pitome(**options), facts))
-
-    def others(net: nn.Module) -> list[Contender]:
-        prices = meter(net)
-        return [
-            contender
-            for make, recipe, facts in chosen
-            for contender in contenders(net, lambda make=make: make(net), recipe, dict(facts), prices)
-        ]
-
-    labels = read_labels(given.methods) if given.methods else []
-    entries = make_entries(model, known, labels, [Target(cut=given.cut)], native=native, cost=given.cost)
-    rows = bench(
-        model,
-        images,
-        entries,
-        batch_sizes=sizes,
-        rounds=given.rounds,
-        unmerged=read_labels(given.unmerged) if given.unmerged else None,
-        merged=read_labels(given.ways) if given.ways else None,
-        others=others,
-        name=given.model,
-        weights=given.weights.name if given.weights else "random",
-        source="drawn" if given.data is None else Path(given.data).name,
-        out=given.out,
-    )
-    shown = Console()
-    shown.print(table(rows, shown.width))
+    return given
 
 
 if __name__ == "__main__":

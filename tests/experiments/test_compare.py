@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 import adamerge
 import adamerge.experiments.compare as comparison
 from adamerge.core.errors import AdamergeError, BadImages, BadOption
-from adamerge.core.match import Keys, Tokens
+from adamerge.core.match import Bipartite, Keys, Tokens
 from adamerge.evaluation import evaluate
-from adamerge.experiments.bootstrap import Row, headings, paired, texts, to_markdown
+from adamerge.experiments.bootstrap import paired
 from adamerge.experiments.compare import compare
+from adamerge.experiments.comparison_rows import ComparisonRow, headings, texts, to_markdown
 from adamerge.methods import METHODS, tome
 from adamerge.search.solve import solve
 from adamerge.search.target import Target
@@ -58,7 +59,7 @@ def finished(model, calibration, data, tmp_path_factory):
     return out, run(model, calibration, data, out)
 
 
-def run(model, calibration, data, out, **options) -> list[Row]:
+def run(model, calibration, data, out, **options) -> list[ComparisonRow]:
     settings = dict(methods=METHODS_HERE, budgets=BUDGETS, tolerance=TOLERANCE, name="tiny", progress=False)
     return compare(model, calibration, data, out=out, **{**settings, **options})
 
@@ -231,8 +232,8 @@ def test_recipes_that_differ_only_in_the_class_of_a_part_are_different_cells(
 ):
     """Both metrics have no fields, so only the names of their classes tell them apart."""
     by_keys = tome(2)
+    assert isinstance(by_keys.links, Bipartite) and by_keys.links.metric == Keys()
     by_tokens = replace(by_keys, links=replace(by_keys.links, metric=Tokens()))
-    assert by_keys.links.metric == Keys()
     for recipe in (by_keys, by_tokens):
         run(model, calibration, data, tmp_path, methods=[], budgets=[], recipes={"mine": recipe})
     assert measured == ["none", "mine", "mine"]
@@ -257,7 +258,7 @@ def test_the_csv_holds_the_rows(finished):
     out, rows = finished
     with open(out / "results.csv", encoding="utf-8", newline="") as file:
         read = list(csv.DictReader(file))
-    assert list(read[0]) == [field.name for field in fields(Row)]
+    assert list(read[0]) == [field.name for field in fields(ComparisonRow)]
     for line, row in zip(read, rows, strict=True):
         assert line == {name: "" if value is None else str(value) for name, value in asdict(row).items()}
 
@@ -274,12 +275,12 @@ def test_the_markdown_holds_the_rows(finished):
 
 def test_a_target_that_is_not_met_is_marked(finished):
     row = finished[1][1]
-    missed = Row(**{**asdict(row), "met": False})
-    assert texts(missed)[1] == "cut 20 % ≈" and texts(Row(**{**asdict(row), "met": True}))[1] == "cut 20 %"
+    missed = ComparisonRow(**{**asdict(row), "met": False})
+    assert texts(missed)[1] == "cut 20 % ≈" and texts(ComparisonRow(**{**asdict(row), "met": True}))[1] == "cut 20 %"
 
 
 def test_the_picture_is_drawn_and_repeats(finished, tmp_path):
-    from adamerge.plots.pareto import pareto
+    from adamerge.experiments.comparison_plot import pareto
 
     out, rows = finished
     with Image.open(out / "pareto.png") as picture:

@@ -25,13 +25,13 @@ from adamerge.core.errors import BadImages, BadOption
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from adamerge.experiments.benchmark import Row
+    from adamerge.experiments.benchmark import BenchmarkRow
 
 
 # Columns of text that hold the whole table.
 WIDE = 150
 # What a column shows of a row that has times.
-CELLS: "dict[str, Callable[[Row], str]]" = {
+CELLS: "dict[str, Callable[[BenchmarkRow], str]]" = {
     "batch": lambda row: str(row.batch),
     "dtype": lambda row: row.dtype,
     "method": lambda row: row.method,
@@ -110,7 +110,7 @@ def bench(
     if plot is not None and plot.suffix.lower() != ".png":
         raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
     wanted = max(*sizes, 64) if images is None else images
-    rows: list[Row] = []
+    rows: list[BenchmarkRow] = []
     for number in dtype.split(","):
         torch.manual_seed(0)
         net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
@@ -135,7 +135,7 @@ def bench(
         note(words)
     console.print(f"added {len(rows)} rows to {out}", soft_wrap=True, highlight=False)
     if plot is not None:
-        from adamerge.plots.speed import speed
+        from adamerge.experiments.benchmark.plot import speed
 
         first = rows[0].dtype
         console.print(f"wrote {speed([row for row in rows if row.dtype == first], plot)}", soft_wrap=True)
@@ -154,7 +154,7 @@ def read_sizes(text: str) -> list[int]:
     return sizes
 
 
-def table(rows: "Sequence[Row]", width: int = WIDE) -> Table:
+def table(rows: "Sequence[BenchmarkRow]", width: int = WIDE) -> Table:
     """The rows as a user reads them; where there is little room, without what can be looked up in the file."""
     first = rows[0]
     found = Table(title=f"{first.model} ({first.weights}), {first.image_size} pixels, {first.device}")
@@ -167,7 +167,7 @@ def table(rows: "Sequence[Row]", width: int = WIDE) -> Table:
     return found
 
 
-def _failed(row: "Row") -> dict[str, str]:
+def _failed(row: "BenchmarkRow") -> dict[str, str]:
     """The cells of a contender that has no times."""
     told = {name: CELLS[name](row) for name in ("batch", "dtype", "method", "way")}
     return {**told, "cut": row.target, "ms": row.error.partition(":")[0]}

@@ -31,7 +31,7 @@ from adamerge.cli.flags import (
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
-    from adamerge.experiments.bootstrap import Row
+    from adamerge.experiments.comparison_rows import ComparisonRow
     from adamerge.search.target import Target
     from adamerge.search.variants import Variant
 
@@ -76,8 +76,8 @@ def compare(
     from adamerge.cli.loading import load_data, load_model
     from adamerge.core.recipe import Recipe
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
-    from adamerge.experiments.bootstrap import headings, texts
     from adamerge.experiments.compare import compare as run
+    from adamerge.experiments.comparison_rows import headings, texts
     from adamerge.flops import check_cost
     from adamerge.search.variants import VARIANTS
 
@@ -185,7 +185,7 @@ def _complain(complaints: Sequence[str | None], skip_bad: bool) -> None:
         note(complaint)
 
 
-def _table(rows: "Sequence[Row]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
+def _table(rows: "Sequence[ComparisonRow]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
     first = rows[0]
     table = Table(title=f"{first.model}, {first.images} images, {first.dtype} on {first.device}")
     for index, name in enumerate(names):

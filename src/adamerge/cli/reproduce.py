@@ -1,5 +1,6 @@
 """`adamerge reproduce`: the paper's tables and claims on the embedded model, or on yours."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,7 +43,7 @@ def reproduce(
     """The paper's tables and claims beside what comes out here, with verdicts.  Interrupted runs go on where they
     stopped."""
     from adamerge.cli.loading import load_model
-    from adamerge.experiments.reproduce import choose, embedded, folders, run
+    from adamerge.experiments.reproduce import choose, embedded_experiment, folder_experiment, run
 
     choose(parts)
     for name, value in (("--runs", runs), ("--batch-size", batch_size), ("--images", images)):
@@ -56,17 +57,16 @@ def reproduce(
                 "--calibration FOLDER to calibrate on others"
             )
         net = load_model(model, weights, pretrained, device, dtype)
-        bench = embedded(
+        bench = embedded_experiment(
             model=net,
             device=device,
             images=images,
             calibration_images=calibration_images,
             batch_size=batch_size,
-            runs=runs,
         )
     else:
         net = load_model(model, weights, pretrained, device, dtype)
-        bench, readers = folders(
+        bench, readers = folder_experiment(
             net,
             data,
             calibration,
@@ -75,11 +75,10 @@ def reproduce(
             calibration_images=calibration_images,
             batch_size=batch_size,
             workers=workers,
-            runs=runs,
         )
     for note in bench.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
-    run(parts, bench, out, each=show)
+    run(parts, replace(bench, runs=runs), out, each=show)
     console.print(f"wrote {out / 'report.md'}", highlight=False)
     complaints = [complaint for reader in readers if (complaint := reader.complaint())]
     if complaints and not skip_bad:

@@ -22,7 +22,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches, number_of_batches
 from adamerge.digest import digest_tensors
 from adamerge.evaluation import judge, time_logits
-from adamerge.experiments.bootstrap import Row, make_rows, to_csv, to_markdown
+from adamerge.experiments.comparison_rows import ComparisonRow, make_rows, to_csv, to_markdown
 from adamerge.experiments.store import ResultStore, StoredResult, identify_model
 from adamerge.experiments.versions import versions
 from adamerge.flops import CostCount, check_cost, meter
@@ -75,7 +75,7 @@ def compare(
     tolerance: float = 0.005,
     name: str = "",
     progress: bool = True,
-) -> list[Row]:
+) -> list[ComparisonRow]:
     """Measure every method at every budget, the first row being the unmerged model; the model is left as it was found.
 
     Finished cells are kept in `out/cells`: a run that was interrupted goes on where it stopped.  A cell that cannot be
@@ -122,10 +122,10 @@ def compare(
     return rows
 
 
-def _draw(rows: Sequence[Row], path: Path) -> None:
+def _draw(rows: Sequence[ComparisonRow], path: Path) -> None:
     """The picture, where there is something to draw with: a long run on a bare machine must not end in an error."""
     try:
-        from adamerge.plots.pareto import pareto
+        from adamerge.experiments.comparison_plot import pareto
     except ImportError as error:
         warnings.warn(
             f"no {path.name}: {error}; install matplotlib and run again, finished cells are kept", stacklevel=3

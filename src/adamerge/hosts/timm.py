@@ -134,7 +134,7 @@ class ParallelBlock(TimmBlock):
         return torch.stack([ffn(x) for ffn in self.block.ffns]).sum(0)
 
 
-class RotaryBlock(TimmBlock):
+class TimmRotaryBlock(TimmBlock):
     """timm's EvaBlock."""
 
     def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
@@ -150,14 +150,14 @@ class RotaryBlock(TimmBlock):
 class RotaryPostNormBlock(PostNormBlock):
     """timm's EvaBlockPostNorm."""
 
-    turn = RotaryBlock.turn
+    turn = TimmRotaryBlock.turn
 
 
 VIEWS = {
     Block: TimmBlock,
     ResPostBlock: PostNormBlock,
     ParallelThingsBlock: ParallelBlock,
-    EvaBlock: RotaryBlock,
+    EvaBlock: TimmRotaryBlock,
     EvaBlockPostNorm: RotaryPostNormBlock,
 }
 ATTENTIONS = (Attention, EvaAttention, AttentionRope)

@@ -16,7 +16,7 @@ from transformers import __version__ as VERSION
 from adamerge.core.errors import BadOption, UnsupportedModel
 from adamerge.hosts.base import BlockStack, Host
 from adamerge.hosts.call_convention import WEIGHTS, CallConvention
-from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, Kind, Layout
+from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, BlockPaths, Kind
 from adamerge.runtime.block_view import BlockShape
 
 try:
@@ -30,7 +30,7 @@ class Block:
     """A transformers block as a View, in the host's own order of operations so that nothing changes in a bit."""
 
     block: Any
-    layout: Layout
+    layout: BlockPaths
 
     @property
     def attention(self) -> Any:

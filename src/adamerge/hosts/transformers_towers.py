@@ -8,7 +8,7 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Layout:
+class BlockPaths:
     """Where a block keeps its parts, as paths from the block: what is called in turn, and three names of numbers."""
 
     norm: str
@@ -42,10 +42,10 @@ class Layout:
 
 
 FLAT, NESTED = ("q_proj", "k_proj", "v_proj"), ("query", "key", "value")
-PLAIN = Layout(
+PLAIN = BlockPaths(
     "layernorm_before", "attention", FLAT, ("attention.o_proj", "dropout"), ("layernorm_after", "mlp", "dropout")
 )
-OLD = Layout(
+OLD = BlockPaths(
     norm="layernorm_before",
     attention="attention.attention",
     projections=NESTED,
@@ -54,7 +54,7 @@ OLD = Layout(
     dropout="dropout_prob",
 )
 BIASED = replace(OLD, biases=("q_bias", "v_bias"))
-SCALED = Layout(
+SCALED = BlockPaths(
     norm="norm1",
     attention="attention",
     projections=FLAT,
@@ -69,7 +69,7 @@ OLD_SCALED = replace(
     dropout="dropout_prob",
 )
 TURNED = replace(SCALED, heads="num_heads", dropout="dropout")
-PAIRED = Layout(
+PAIRED = BlockPaths(
     norm="layer_norm1",
     attention="self_attn",
     projections=FLAT,
@@ -91,7 +91,7 @@ class Kind:
     """A family: the class and the possible layouts of its blocks, and its prefix tokens by configuration."""
 
     layer: str
-    layouts: tuple[Layout, ...]
+    layouts: tuple[BlockPaths, ...]
     prefix: Callable[[Any], int] = lambda config: 1
     class_token: bool = True
     image: Callable[[Any], tuple[int, ...]] = _image

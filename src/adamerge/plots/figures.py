@@ -88,15 +88,20 @@ def gallery(
                 *(f"{trace.patches} → {counts[i][layer]} tokens" for layer in (middle, last)),
             ]
         )
-    headings = [
-        ("Image", f"{rows} × {cols} patches"),
+    headings = [("Image", f"{rows} × {cols} patches"), *_headings(depth, (early, late), (middle, last))]
+    _write_sheet(path, strips, captions, headings)
+    return Path(path)
+
+
+def _headings(depth: int, salience_layers: tuple[int, int], merged_layers: tuple[int, int]) -> list[tuple[str, str]]:
+    """Title and subtitle of the four columns that show layers."""
+    (early, late), (middle, last) = salience_layers, merged_layers
+    return [
         ("Salience, early", f"layer {early}, ranked dark to bright"),
         ("Salience, late", f"layer {late}, ranked dark to bright"),
         ("Merged, halfway" if 0 < middle < last else "Merged", f"after {middle + 1} of {depth} layers"),
         ("Merged, final" if last == depth - 1 else "Merged", f"after {last + 1} of {depth} layers"),
     ]
-    _write_sheet(path, strips, captions, headings)
-    return Path(path)
 
 
 def frontier(

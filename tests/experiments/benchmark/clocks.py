@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from adamerge.experiments.benchmark import (
-    Row,
+    BenchmarkRow,
     Way,
     bench,
 )
@@ -40,7 +40,7 @@ class Clock:
         return Way(make, **options)
 
 
-def run(model: nn.Module, recipes: Any = None, **options: Any) -> list[Row]:
+def run(model: nn.Module, recipes: Any = None, **options: Any) -> list[BenchmarkRow]:
     settings: dict[str, Any] = dict(
         batch_sizes=[2], rounds=4, inner=1, merged=["reference"], progress=False, name="tiny"
     )

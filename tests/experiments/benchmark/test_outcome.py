@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from adamerge.cli.bench import table
 from adamerge.core.errors import AdamergeError, BadOption
-from adamerge.experiments.benchmark import Row, append_rows, read_rows
+from adamerge.experiments.benchmark import BenchmarkRow, append_rows, read_rows
 
 # --- the file --------------------------------------------------------------------------------------------------------
 
@@ -61,7 +61,7 @@ def test_a_file_that_is_none_is_named(tmp_path):
 
 
 def test_the_picture_shows_each_method_in_its_fastest_way_of_the_latest_run(model, clock, tmp_path):
-    from adamerge.plots.speed import _curves, speed
+    from adamerge.experiments.benchmark.plot import _curves, speed
 
     rows = run(model, batch_sizes=[1, 2])
     slow = [replace(row, way="other", speedup=0.5) for row in rows if row.method == "tome"]
@@ -160,7 +160,7 @@ def test_weights_in_a_file_are_called_after_it(tmp_path, monkeypatch):
 
 
 def test_a_table_that_has_no_room_leaves_columns_out_and_cuts_no_word():
-    row = Row(
+    row = BenchmarkRow(
         model="vit_base_patch16_224", weights="random", images="drawn", image_size=224, batch=256, dtype="bfloat16",
         method="adamerge", way="packed graph", ms_p20=19.0, ms_p50=19.1, ms_p80=19.8, speedup=1.22, cut_true=0.209,
         ideal_true=1.26, device="cpu", versions="{}", date="2026-01-01",

@@ -1,6 +1,6 @@
 """How fast merging is: every contender in turn, in one run, beside the best that the unmerged model can do."""
 
-from adamerge.data.drawn import drawn_images, folder_images
+from adamerge.data.image_tensors import drawn_images, folder_images
 from adamerge.experiments.benchmark.contenders import (
     MERGED,
     UNMERGED,
@@ -11,15 +11,15 @@ from adamerge.experiments.benchmark.contenders import (
     unmerged_contenders,
 )
 from adamerge.experiments.benchmark.entries import Entry, make_entries
-from adamerge.experiments.benchmark.rows import Row, append_rows, read_rows
+from adamerge.experiments.benchmark.rows import BenchmarkRow, append_rows, read_rows
 from adamerge.experiments.benchmark.run import bench
 
 __all__ = [
     "MERGED",
     "UNMERGED",
+    "BenchmarkRow",
     "Contender",
     "Entry",
-    "Row",
     "Way",
     "append_rows",
     "bench",

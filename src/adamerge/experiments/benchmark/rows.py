@@ -12,7 +12,7 @@ from adamerge.experiments.csv_tables import read_columns, read_table, rename_col
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class BenchmarkRow:
     """One contender at one batch size.
 
     Times are milliseconds per batch.  `speedup` is against `best_unmerged`, the fastest unmerged contender of the same
@@ -59,10 +59,10 @@ class Row:
     error: str = ""
 
 
-COLUMNS = tuple(field.name for field in fields(Row))
+COLUMNS = tuple(field.name for field in fields(BenchmarkRow))
 
 
-def append_rows(path: str | os.PathLike[str], rows: Sequence[Row]) -> None:
+def append_rows(path: str | os.PathLike[str], rows: Sequence[BenchmarkRow]) -> None:
     """Add rows to a CSV file, which gets its header with the first ones; what is in it stays as it is.
 
     A killed process leaves the file with all of these rows or with none.
@@ -86,13 +86,13 @@ def check_file(path: str | os.PathLike[str]) -> str:
     return text if not text or text.endswith("\n") else text + "\n"
 
 
-def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+def read_rows(path: str | os.PathLike[str]) -> list[BenchmarkRow]:
     """The rows that `append_rows` wrote."""
     if not Path(path).is_file():
         raise BadOption(f"there is no file {path}; `adamerge bench --out {path}` makes one")
-    kinds = get_type_hints(Row)
+    kinds = get_type_hints(BenchmarkRow)
     found = read_table(check_file(path))
-    return [Row(**{name: _value(kinds[name], text) for name, text in line.items()}) for line in found]
+    return [BenchmarkRow(**{name: _value(kinds[name], text) for name, text in line.items()}) for line in found]
 
 
 def _value(kind: Any, text: str) -> Any:

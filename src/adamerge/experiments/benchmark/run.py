@@ -1,44 +1,39 @@
-"""One run of a benchmark: all contenders at one batch size after the other, each batch size a group of rows."""
+"""A benchmark run: for each batch size, all contenders are timed in turn and give a group of rows."""
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
-import adamerge
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.benchmark.contenders import (
     MERGED,
     UNMERGED,
     Contender,
-    Run,
-    describe,
+    Way,
     find_ways,
     merged_contenders,
     twin,
     unmerged_contenders,
 )
 from adamerge.experiments.benchmark.entries import Entry
-from adamerge.experiments.benchmark.rows import Row, append_rows, check_file
-from adamerge.experiments.benchmark.timing import Timing, choose_inner, interleave, warm_up, watch_device, watch_memory
+from adamerge.experiments.benchmark.rows import BenchmarkRow, append_rows, check_file
+from adamerge.experiments.benchmark.turns import ContenderResult, Turns, free_memory
 from adamerge.experiments.versions import versions
-from adamerge.flops import Cost, CostCount, meter
+from adamerge.flops import Cost, CostCount, Meter, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import remove
-from adamerge.runtime.profiling import Stages
 
 ROUNDS = 20
-# Rounds go through so many batches of different images, where there are enough: a batch of one says little of others.
+# The rounds use up to this many different batches, because adaptive counts differ from batch to batch.
 MOST_BATCHES = 8
 
 
@@ -59,188 +54,94 @@ def bench(
     out: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool = True,
-) -> list[Row]:
-    """Time the unmerged model and every recipe, in every way to run them, in turn; the model is left as it was found.
+) -> list[BenchmarkRow]:
+    """Time the unmerged model and every recipe, in every way to run them; the model itself is not changed.
 
-    A contender that runs out of memory or fails in another way gives a row with the error instead of figures.
+    A contender that fails, for example for lack of memory, gives a row with the error instead of figures.
 
     Args:
-        model: a supported model, where and in the dtype in which it is to be timed.
-        images: what to run on, preprocessed for the model; taken again from the start where a batch needs more.
-        recipes: recipes by name, or what `make_entries` gives.
-        batch_sizes: each is a group of its own, with speed-ups against the best unmerged contender in it.
-        rounds: how often each contender has its turn.
-        inner: calls per turn; by default so many that a turn takes 30 ms.
-        unmerged: ways to run the unmerged model, of `UNMERGED`; by default all that the device has.
-        merged: ways to run recipes, of `MERGED`; by default all that the device has.
-        others: gives further contenders, such as other libraries; it gets the unmerged model, to be copied by `twin`.
-        name: what the model is called in the rows.
-        weights: what its weights are called.
-        source: what the images are called.
-        out: a CSV file to add the rows to, after each batch size.
-        seed: of the order of turns.
+        model: a supported model, on the device and in the dtype to time.
+        images: preprocessed images (n, channels, height, width); repeated where a batch needs more.
+        recipes: recipes by name, or the entries of `make_entries`.
+        batch_sizes: each gives a group of rows, with speed-ups over the fastest unmerged contender of the group.
+        rounds: how often each contender is timed.
+        inner: calls per round; by default as many as take 30 ms.
+        unmerged: ways to run the unmerged model, names of `UNMERGED`; by default all that the device supports.
+        merged: ways to run recipes, names of `MERGED`; by default all that the device supports.
+        others: takes the unmerged model and gives further contenders, such as other libraries on a `twin` of it.
+        name: the model's name in the rows.
+        weights: the name of its weights.
+        source: the name of the images.
+        out: a CSV file; the rows of each batch size are added to it.
+        seed: for the order of the contenders in each round.
         progress: show progress bars.
     """
-    _check(images, batch_sizes, rounds, inner)
-    if out is not None:
-        check_file(out)
+    _check(images, batch_sizes, rounds, inner, out)
     entries = [Entry(*pair) for pair in recipes.items()] if isinstance(recipes, Mapping) else list(recipes)
-    parameter = next(model.parameters())
-    device, images = parameter.device, images.to(parameter.device, parameter.dtype)
+    images = images.to(next(model.parameters()))
     plain = remove(twin(model)).eval()
-    ways, merged_ways = find_ways(UNMERGED, unmerged, device), find_ways(MERGED, merged, device)
+    ways = find_ways(UNMERGED, unmerged, images.device), find_ways(MERGED, merged, images.device)
     prices = meter(plain)
-    known = versions(str(device))
-    common = {
-        "model": name or type(model).__name__,
-        "weights": weights,
-        "images": source,
-        "image_size": find_host(plain).image[-1],
-        "dtype": str(parameter.dtype).removeprefix("torch."),
-        "device": known["device"],
-        "versions": json.dumps({**known, "adamerge": adamerge.__version__}),
-    }
-    rows: list[Row] = []
+    common = {"model": name or type(model).__name__, "weights": weights, "images": source, **_about(plain)}
+    rows: list[BenchmarkRow] = []
     for size in batch_sizes:
-        group = [*unmerged_contenders(plain, ways, prices)]
-        for entry in entries:
-            group += merged_contenders(plain, entry, merged_ways, prices)
-        group += others(plain) if others is not None else ()
+        group = [*_contenders(plain, entries, ways, prices), *(others(plain) if others is not None else ())]
         turns = Turns(_batches(images, size, rounds), rounds, inner, seed, f"batch {size}", progress)
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with _current(device), torch.inference_mode():
+        facts = {**common, "batch": size, "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}
+        with _current(images.device), torch.inference_mode():
             results = turns.take(group)
-            full = prices.unmerged()
-        new = _compare([_row(result, full, {**common, "batch": size, "date": date}) for result in results])
+        new = _compare([_row(result, prices.unmerged(), facts) for result in results])
         if out is not None:
             append_rows(out, new)
         rows += new
         del group, results
-        _clear(device)
+        _clear(images.device)
     return rows
 
 
+def _contenders(
+    model: nn.Module, entries: Sequence[Entry], ways: tuple[Mapping[str, Way], Mapping[str, Way]], prices: Meter
+) -> Iterator[Contender]:
+    """The unmerged model in each of the first ways, every entry in each of the second."""
+    yield from unmerged_contenders(model, ways[0], prices)
+    for entry in entries:
+        yield from merged_contenders(model, entry, ways[1], prices)
+
+
+def _about(model: nn.Module) -> dict[str, Any]:
+    """The columns that say what was run and with which versions."""
+    parameter = next(model.parameters())
+    known = versions(str(parameter.device))
+    return {
+        "image_size": find_host(model).image[-1],
+        "dtype": str(parameter.dtype).removeprefix("torch."),
+        "device": known["device"],
+        "versions": json.dumps(known),
+    }
+
+
 def _batches(images: Tensor, size: int, rounds: int) -> tuple[Tensor, ...]:
-    """Batches of different images, or one with repetitions where there are not enough."""
+    """Batches of different images; a single batch with repeated images if there are fewer than `size`."""
     number = max(1, min(len(images) // size, rounds, MOST_BATCHES))
     order = torch.arange(number * size, device=images.device) % len(images)
     return tuple(images[order].split(size))
 
 
-def _check(images: Tensor, batch_sizes: Sequence[int], rounds: int, inner: int | None) -> None:
+def _check(
+    images: Tensor, batch_sizes: Sequence[int], rounds: int, inner: int | None, out: str | os.PathLike[str] | None
+) -> None:
+    """Refuse bad arguments of `bench` before anything is timed."""
     if images.dim() != 4 or len(images) == 0:
         raise BadImages(f"expected images as a tensor (images, channels, height, width); got {tuple(images.shape)}")
     if not batch_sizes or any(size < 1 for size in batch_sizes):
         raise BadOption(f"batch sizes must be whole numbers >= 1, at least one of them; got {list(batch_sizes)}")
     if rounds < 1 or (inner is not None and inner < 1):
         raise BadOption(f"rounds and inner must be at least 1; got rounds={rounds} and inner={inner}")
+    if out is not None:
+        check_file(out)
 
 
-@dataclass
-class Result:
-    """What is known of a contender after its turns."""
-
-    contender: Contender
-    run: Run | None = None
-    warm: float = 0.0
-    timing: Timing | None = None
-    macs: dict[str, float] = field(default_factory=dict)
-    stages: dict[str, float] = field(default_factory=dict)
-    peak_mb: float | None = None
-    own_mb: float | None = None
-    syncs: int | None = None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Turns:
-    """Batches of images of one size, and how often to run on them."""
-
-    batches: tuple[Tensor, ...]
-    rounds: int
-    inner: int | None
-    seed: int
-    label: str
-    progress: bool
-
-    def take(self, group: Sequence[Contender]) -> list[Result]:
-        """Prepare all contenders, then time them in turn, then look at each alone."""
-        shown = tqdm(group, f"{self.label}, preparing", leave=False, disable=not self.progress)
-        results = [self._attempt(self._prepare, Result(contender, error=contender.error)) for contender in shown]
-        ready = [result for result in results if not result.error]
-        timings = interleave(
-            [self._call(result) for result in ready],
-            [self.inner or choose_inner(result.warm) for result in ready],
-            self.device,
-            rounds=self.rounds,
-            seed=self.seed,
-            label=self.label,
-            progress=self.progress,
-        )
-        for result, timing in zip(ready, timings, strict=True):
-            if isinstance(timing, str):
-                result.error, result.run = timing, None
-            else:
-                result.timing = timing
-            self._attempt(self._examine, result)
-        return results
-
-    @property
-    def device(self) -> torch.device:
-        """Where the images are."""
-        return self.batches[0].device
-
-    def _call(self, result: Result) -> Callable[[int], Any]:
-        """The contender on the batch of a round; in the same round all have the same."""
-        run = result.run
-        assert run is not None
-        return lambda turn: run(self.batches[turn % len(self.batches)])
-
-    def _attempt(self, do: Callable[[Result], None], result: Result) -> Result:
-        """Do it unless the contender failed before; if it fails now, it says why and gives its memory back."""
-        if result.error:
-            return result
-        try:
-            do(result)
-        except Exception as error:
-            result.error, result.run = describe(error), None
-        if result.error:
-            _free(self.device)
-        return result
-
-    def _prepare(self, result: Result) -> None:
-        contender, first = result.contender, self.batches[0]
-        # A graph takes its memory when it is captured, all others when they are called.
-        if contender.captured:
-            result.run, result.peak_mb, result.own_mb = watch_memory(lambda: contender.prepare(first), self.device)
-        else:
-            result.run = contender.prepare(first)
-        call = self._call(result)
-        result.warm = warm_up(call, len(self.batches), self.device)
-        if not contender.captured:
-            _, result.peak_mb, result.own_mb = watch_memory(lambda: call(0), self.device)
-
-    def _examine(self, result: Result) -> None:
-        """What would disturb the turns: the profiler, the stages, and the price, which may read counts back."""
-        contender, call, number = result.contender, self._call(result), len(self.batches)
-        if not contender.captured:
-            # Once in vain: compiled code is compiled again when somebody listens.
-            with Stages(self.device):
-                call(0)
-            with Stages(self.device) as stages:
-                for turn in range(number):
-                    call(turn)
-            if spent := stages.milliseconds:
-                result.stages = {name: ms / number for name, ms in (*spent.items(), ("all", stages.total))}
-        prices = [contender.price(batch) for batch in self.batches]
-        for cost in get_args(CostCount):
-            result.macs[cost] = torch.cat([getattr(price, cost) for price in prices]).mean().item()
-        result.syncs, spent = watch_device(lambda: call(0), self.device)
-        if contender.captured:
-            result.stages = spent
-
-
-def _row(result: Result, full: Cost, common: Mapping[str, Any]) -> Row:
+def _row(result: ContenderResult, full: Cost, common: Mapping[str, Any]) -> BenchmarkRow:
     contender, timing, stages = result.contender, result.timing, result.stages
     figures: dict[str, Any] = {"peak_mb": result.peak_mb, "own_mb": result.own_mb, "syncs": result.syncs}
     if timing is not None:
@@ -253,11 +154,13 @@ def _row(result: Result, full: Cost, common: Mapping[str, Any]) -> Row:
     if stages:
         figures["stages"] = json.dumps({name: round(ms, 5) for name, ms in stages.items()})
         figures["deciding"] = (stages.get("decide", 0) + stages.get("merge", 0)) / stages["all"]
-    return Row(**common, method=contender.method, way=contender.way, **contender.facts, **figures, error=result.error)
+    return BenchmarkRow(
+        **common, method=contender.method, way=contender.way, **contender.facts, **figures, error=result.error
+    )
 
 
-def _compare(rows: Sequence[Row]) -> list[Row]:
-    """The rows of a group with their speed-ups."""
+def _compare(rows: Sequence[BenchmarkRow]) -> list[BenchmarkRow]:
+    """The rows of a group with their speed-ups over its fastest unmerged row."""
     unmerged = [row for row in rows if row.method == "none" and row.ms_p50 is not None]
     if not unmerged:
         return list(rows)
@@ -265,7 +168,7 @@ def _compare(rows: Sequence[Row]) -> list[Row]:
     return [_with_speedup(row, best) for row in rows]
 
 
-def _with_speedup(row: Row, best: Row) -> Row:
+def _with_speedup(row: BenchmarkRow, best: BenchmarkRow) -> BenchmarkRow:
     if row.ms_p50 is None or best.ms_p50 is None:
         return row
     speedup = best.ms_p50 / row.ms_p50
@@ -278,20 +181,12 @@ def _with_speedup(row: Row, best: Row) -> Row:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Events and graphs belong to the current device, which need not be the model's."""
+    """Makes the model's device the current one, which CUDA events and graphs need."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _free(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        # A device that a contender has broken refuses everything; the rows of the others must still be written.
-        with suppress(RuntimeError):
-            torch.cuda.empty_cache()
-
-
 def _clear(device: torch.device) -> None:
-    """Make room for the next batch size: captured graphs hold memory, and compiled code is for one shape."""
+    """Release what one batch size used: memory of captured graphs, and code compiled for its shape."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-    _free(device)
+    free_memory(device)

@@ -6,14 +6,24 @@ from pathlib import Path
 
 from adamerge.core.errors import BadOption
 from adamerge.experiments.reproduce import ablation, layers, proposition, refinement, table1, table2
-from adamerge.experiments.reproduce.build_experiment import embedded, folders
+from adamerge.experiments.reproduce.build_experiment import embedded_experiment, folder_experiment
 from adamerge.experiments.reproduce.claims import Claim, Verdict
 from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.report import read_section, write_report, write_section
 from adamerge.experiments.reproduce.section import Section
 from adamerge.experiments.store import ResultStore
 
-__all__ = ["PARTS", "Claim", "Experiment", "Section", "Verdict", "choose", "embedded", "folders", "run"]
+__all__ = [
+    "PARTS",
+    "Claim",
+    "Experiment",
+    "Section",
+    "Verdict",
+    "choose",
+    "embedded_experiment",
+    "folder_experiment",
+    "run",
+]
 
 # In the order of the report.
 PARTS: dict[str, Callable[[Experiment, Path], Section]] = {

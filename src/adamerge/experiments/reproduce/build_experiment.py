@@ -1,4 +1,4 @@
-"""Where a bench gets its model and images from: the embedded model, or any model with image folders."""
+"""Builds experiments: the embedded model on generated images, or any model on image folders."""
 
 from pathlib import Path
 
@@ -10,28 +10,26 @@ from adamerge.data.folders import Folder, Readable, folder_loader
 from adamerge.experiments.reproduce.experiment import Experiment
 
 EMBEDDED = "embedded"
-# What `all` gets through in minutes on two cores.
+# With these numbers all parts take some minutes on two cores.
 EMBEDDED_IMAGES = 360
 EMBEDDED_CALIBRATION_IMAGES = 96
 BATCH_SIZE = 48
-# Calibration images are held in memory; 2048 of 224 pixels in float32 take 1.2 GB.
+# Calibration images are kept in memory; 2048 of 224 pixels in float32 take 1.2 GB.
 MOST_CALIBRATION_IMAGES = 2048
 FEWEST_CALIBRATION_IMAGES = 64
-# As many evaluation images are held in memory; more are read from disk again in each pass.
-MOST_HELD = 4096
+# Up to this many evaluation images are kept in memory; more are read from disk in each pass.
+MOST_KEPT = 4096
 
 
-def embedded(
+def embedded_experiment(
     *,
     model: nn.Module | None = None,
     device: str = "cpu",
     images: int | None = None,
     calibration_images: int | None = None,
     batch_size: int = BATCH_SIZE,
-    runs: int = 1,
-    progress: bool = True,
 ) -> Experiment:
-    """The embedded model, as it ships unless given in another dtype, on images that its generator draws."""
+    """The embedded model on images of its generator.  `model` is the embedded model in another dtype."""
     from adamerge.embedded import load, preprocess, scenes
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 
@@ -47,13 +45,13 @@ def embedded(
         "calibration": f"{calibrating} other generated images (seed {CALIBRATION_SEED})",
     }
     note = (
-        "The embedded model is a 12-block, 128-wide ViT for 24 classes of generated scenes, not ViT-B/16 on ImageNet: "
-        "absolute figures cannot agree with the paper's, only orderings and trends can."
+        "The embedded model is a 12-block, 128-wide ViT for 24 classes of generated scenes, not ViT-B/16 on ImageNet. "
+        "Absolute figures cannot agree with the paper's; orderings and trends can."
     )
-    return Experiment(model, data, calibration, names, (note,), runs, progress)
+    return Experiment(model, data, calibration, names, (note,))
 
 
-def folders(
+def folder_experiment(
     model: nn.Module,
     data: str | Path,
     calibration: str | Path | None = None,
@@ -63,12 +61,13 @@ def folders(
     calibration_images: int | None = None,
     batch_size: int = 64,
     workers: int = 2,
-    runs: int = 1,
-    progress: bool = True,
 ) -> tuple[Experiment, list[Readable]]:
-    """A model, already with its weights and where it should run, on an ImageFolder; and what can complain of files."""
+    """A model on an ImageFolder; also the readers of its images, which list the files that could not be read.
+
+    The model has its weights and is on its device.  Without a calibration folder, images of `data` are used.
+    """
     readable = Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=images))
-    held = (images or len(Folder(data, None))) <= MOST_HELD
+    kept = (images or len(Folder(data, None))) <= MOST_KEPT
     source = Path(data if calibration is None else calibration)
     available = len(Folder(source, None))
     wanted, notes = _calibration_count(available, calibration is not None, calibration_images)
@@ -82,29 +81,27 @@ def folders(
         "data": f"{Path(data).name} ({'all' if images is None else images} images)",
         "calibration": f"{len(pixels)} of {available} images of {source.name}",
     }
-    experiment = Experiment(model, list(readable) if held else readable, pixels, names, tuple(notes), runs, progress)
+    experiment = Experiment(model, list(readable) if kept else readable, pixels, names, tuple(notes))
     return experiment, [readable, calibrating]
 
 
 def _calibration_count(available: int, own_folder: bool, wanted: int | None) -> tuple[int, list[str]]:
-    """How many calibration images to take, and what to tell about it."""
+    """The number of calibration images to use, and notes about it for the report."""
     if wanted is not None and wanted < 2:
         raise BadOption(f"--calibration-images must be at least 2, a spread needs two; got {wanted}")
-    notes: list[str] = []
     if own_folder:
         count = min(available, MOST_CALIBRATION_IMAGES if wanted is None else wanted)
-        if wanted is None and count < available:
-            notes.append(
-                f"Of {available} calibration images {count}, spread evenly, were used, because they are held in "
-                "memory; --calibration-images takes another number."
-            )
-        return count, notes
+        if wanted is not None or count == available:
+            return count, []
+        return count, [
+            f"{count} of {available} calibration images, evenly spaced, were used, because they are kept in memory; "
+            "--calibration-images takes another number."
+        ]
     one_percent = max(available // 100, FEWEST_CALIBRATION_IMAGES)
     count = min(available, one_percent if wanted is None else wanted)
     why = f" (1 %, at least {FEWEST_CALIBRATION_IMAGES})" if wanted is None else ""
-    notes.append(
+    return count, [
         f"No calibration folder was given: the statistics come from {count} images of the evaluation data itself, "
-        f"spread evenly{why}. No labels are used, but the images overlap; the paper calibrates on training images. "
-        "Pass --calibration FOLDER for that."
-    )
-    return count, notes
+        f"evenly spaced{why}. No labels are used, but the images overlap. The paper calibrates on training images; "
+        "pass --calibration FOLDER for that."
+    ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from adamerge.core.errors import BadOption
-from adamerge.experiments.bootstrap import Row
+from adamerge.experiments.comparison_rows import ComparisonRow
 from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 
 # Pixels: three square panels in a row, the legend below them.
@@ -15,7 +15,7 @@ WIDTH, PANELS, LEGEND_LINE, LEGEND_COLUMNS = 2400, 860, 34, 5
 LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 
 
-def pareto(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = "") -> Path:
+def pareto(rows: Sequence[ComparisonRow], path: str | os.PathLike[str], *, title: str = "") -> Path:
     """Draw a comparison, a curve for each method, with 95 % intervals; hollow markers missed their target.
 
     Args:
@@ -26,7 +26,7 @@ def pareto(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = ""
     if not rows:
         raise BadOption("pareto needs at least one row; got none")
     unmerged = next((row for row in rows if row.method == "none"), None)
-    curves: dict[str, list[Row]] = {}
+    curves: dict[str, list[ComparisonRow]] = {}
     for row in rows:
         if row.method != "none":
             curves.setdefault(row.method, []).append(row)
@@ -70,7 +70,7 @@ def pareto(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = ""
     return Path(path)
 
 
-def _accuracy(row: Row) -> tuple[float, float, float]:
+def _accuracy(row: ComparisonRow) -> tuple[float, float, float]:
     """Top-1 in per cent, with the interval of its difference to the unmerged model around it.
 
     The images are the same for all methods, so what they have in common is no uncertainty of a comparison.

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from adamerge.core.errors import BadOption
-from adamerge.experiments.benchmark.rows import Row
+from adamerge.experiments.benchmark.rows import BenchmarkRow
 from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 
 # Pixels: one panel, the legend below it.
@@ -16,7 +16,7 @@ WIDTH, PANEL, LEGEND_LINE, LEGEND_COLUMNS = 1280, 800, 34, 3
 DASHES = (0, (4, 2))
 
 
-def speed(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = "") -> Path:
+def speed(rows: Sequence[BenchmarkRow], path: str | os.PathLike[str], *, title: str = "") -> Path:
     """Draw the speed-up of each method over the best unmerged contender, in its fastest way at each batch size.
 
     Bars go from the 20th to the 80th percentile of the method's time; dashed is the ratio of true costs.
@@ -52,9 +52,9 @@ def speed(rows: Sequence[Row], path: str | os.PathLike[str], *, title: str = "")
     return Path(path)
 
 
-def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _curves(rows: Sequence[BenchmarkRow]) -> dict[str, list[BenchmarkRow]]:
     """For each method and target, the fastest way of the latest group at each batch size."""
-    found: dict[tuple[int, str], Row] = {}
+    found: dict[tuple[int, str], BenchmarkRow] = {}
     for row in rows:
         if row.method == "none" or row.speedup is None:
             continue
@@ -62,13 +62,13 @@ def _curves(rows: Sequence[Row]) -> dict[str, list[Row]]:
         known = found.get(key)
         if known is None or (row.date, row.speedup) > (known.date, known.speedup or 0):
             found[key] = row
-    curves: dict[str, list[Row]] = {}
+    curves: dict[str, list[BenchmarkRow]] = {}
     for (_, name), row in sorted(found.items(), key=lambda pair: pair[0][0]):
         curves.setdefault(name, []).append(row)
     return curves
 
 
-def _curve(axes: Axes, points: Sequence[Row], index: int, name: str) -> None:
+def _curve(axes: Axes, points: Sequence[BenchmarkRow], index: int, name: str) -> None:
     colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
     x = [row.batch for row in points]
     y = [row.speedup or 0 for row in points]
