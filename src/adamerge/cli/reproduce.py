@@ -99,7 +99,9 @@ def show(section: "Section") -> None:
     if section.claims:
         table = Table("the paper says", "paper", "here", "verdict", title="claims", show_lines=True)
         for claim in section.claims:
-            table.add_row(*map(Text, (claim.text, claim.paper, claim.ours)), Text(claim.told, COLOURS[claim.verdict]))
+            table.add_row(
+                *map(Text, (claim.text, claim.paper, claim.ours)), Text(claim.verdict_text, COLOURS[claim.verdict])
+            )
         console.print(table)
     for note in section.notes:
         console.print(f"• {note}", markup=False, highlight=False)

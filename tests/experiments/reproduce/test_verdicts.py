@@ -73,9 +73,9 @@ def test_the_figure_that_decided_is_named():
     assert spell(interval(-0.5, 1.5)) == "+0.50 [-0.50, +1.50]"
 
 
-def test_verdicts_are_told_in_words():
+def test_a_verdict_that_cannot_be_given_names_the_sample_size():
     claim = judge_all("x", "y", [interval(-1, 1)], ["here"], at_least)
-    assert claim.told == "cannot tell at this sample size"
+    assert claim.verdict_text == "cannot tell at this sample size"
 
 
 def test_differences_are_paired():

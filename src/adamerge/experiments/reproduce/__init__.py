@@ -1,4 +1,4 @@
-"""The paper's tables and claims, measured on any model: figures side by side, verdicts, a report."""
+"""Measures the paper's tables and claims on any model, and writes a report with a verdict on each claim."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ PARTS: dict[str, Callable[[Experiment, Path], Section]] = {
 
 
 def choose(parts: Sequence[str]) -> list[str]:
-    """The parts that are meant, in the order of the report; "all" means all."""
+    """The chosen parts in the order of the report; "all" chooses all."""
     unknown = [part for part in parts if part not in (*PARTS, "all")]
     if unknown or not parts:
         named = f"unknown: {', '.join(unknown)}" if unknown else "none was given"
@@ -48,10 +48,10 @@ def choose(parts: Sequence[str]) -> list[str]:
 def run(
     parts: Sequence[str], experiment: Experiment, out: Path | str, *, each: Callable[[Section], None] | None = None
 ) -> list[Section]:
-    """Measure the parts, hand every finished one to `each`, and write JSON, CSV and `report.md` to `out`.
+    """Measure the parts and write JSON, CSV and `report.md` to `out`; `each` is called with every finished part.
 
-    What was measured is kept in `out/kept` under a key of all settings: an interrupted run goes on where it stopped.
-    The report covers every part found in `out` that was measured with the same settings.
+    Results are stored in `out/kept`, so that an interrupted run resumes where it stopped.  The report covers all parts
+    in `out` that were measured with the same settings.
     """
     chosen, out = choose(parts), Path(out)
     experiment = replace(experiment, store=ResultStore(out / "kept"))
@@ -68,6 +68,6 @@ def run(
 
 
 def _report(out: Path, settings: dict, notes: Sequence[str]) -> None:
-    """Rewritten after every part, so that there is a report of what is finished."""
+    """Write the report; called after every part, so that it covers what is finished."""
     found = [read_section(part, out, settings) for part in PARTS]
     write_report([section for section in found if section is not None], out, notes)

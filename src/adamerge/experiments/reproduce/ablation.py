@@ -1,4 +1,4 @@
-"""Table 3: AdaMerge taken apart into salience weighting and adaptive counts."""
+"""Table 3: the two components of AdaMerge, salience weighting and adaptive counts, alone and together."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ COLUMNS = (
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Measure the five rows, and one more that really matches the number of merges."""
+    """Measure the paper's five rows, and one more with the number of merges of adaptive r alone."""
     outcomes = experiment.measure(recipes(experiment), "ablation")
     matched = table1.interpolate(
         [(1.0, 0.0), (14.0, -_merges(outcomes[FULL])), (24.0, -_merges(outcomes[STRONG]))], -_merges(outcomes[ADAPTIVE])
@@ -58,8 +58,9 @@ def section(experiment: Experiment, out: Path) -> Section:
     outcomes |= experiment.measure({MATCHED: experiment.calibrated(adamerge(matched))}, "ablation, matched merges")
     grid = Grid("ablation", "Component ablation", COLUMNS, tuple(_rows(outcomes, matched)))
     notes = (
-        "The rows are the paper's; but its ToMe differs from AdaMerge in more than the two ticked components: AdaMerge "
-        "merges before the block, splits the tokens in halves, compares raw tokens and has no proportional attention.",
+        "The rows are the paper's. But ToMe and AdaMerge differ in more than the two ticked components: AdaMerge "
+        "merges before the block, splits the tokens into halves, compares raw tokens and has no proportional "
+        "attention.",
         f"The paper adds r_max=24 to match the merges of 'adaptive r only'; here r_max={matched:g} matches them.",
         "The paper's Tables 1 and 3 disagree on the same settings: 84.12 and 84.10 for ToMe r=5, 84.49 and 84.43 for "
         "AdaMerge r_max=14.",
@@ -68,7 +69,7 @@ def section(experiment: Experiment, out: Path) -> Section:
 
 
 def recipes(experiment: Experiment) -> dict[str, Recipe]:
-    """The paper's five rows as expressions."""
+    """The recipes of the paper's five rows."""
     return {
         TOME: tome(5),
         SALIENCE: adamerge(r=5),

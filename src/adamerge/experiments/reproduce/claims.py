@@ -1,4 +1,4 @@
-"""What the paper says, and whether it comes out here: each claim with both figures and a verdict."""
+"""Claims of the paper: each has the paper's figure, our figure and a verdict."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from adamerge.experiments.bootstrap import Interval, intervals
 
 Verdict = Literal["holds", "does not hold", "cannot tell", "not applicable"]
-# From what decides a statement about several first to what decides it last.
+# The verdict on several figures is the first of these that one of them has.
 ORDER: tuple[Verdict, ...] = ("does not hold", "cannot tell", "holds", "not applicable")
 WORDS: dict[str, str] = {"cannot tell": "cannot tell at this sample size"}
 
@@ -19,7 +19,7 @@ WORDS: dict[str, str] = {"cannot tell": "cannot tell at this sample size"}
 class Claim:
     """A statement of the paper with its figure, our figure, and the verdict.
 
-    `decisive` is the one figure of several that decided, for the summary.
+    `decisive` is, of several figures, the one that decides the verdict; the summary shows it.
     """
 
     text: str
@@ -29,68 +29,68 @@ class Claim:
     decisive: str = ""
 
     @property
-    def told(self) -> str:
-        """The verdict in words."""
+    def verdict_text(self) -> str:
+        """The verdict as tables show it."""
         return WORDS.get(self.verdict, self.verdict)
 
 
 def differences(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[Interval]:
-    """The mean of `a - b` over the images for each pair, with paired bootstrap intervals from the same resamples."""
+    """The mean of `a - b` over the images for each pair (a, b), with a paired bootstrap interval."""
     return intervals(torch.stack([a.double() - b.double() for a, b in pairs], 1)) if pairs else []
 
 
 def not_applicable(text: str, paper: str, why: str) -> Claim:
-    """A claim about something that this model does not have."""
+    """A claim about something that this model does not have, such as a block number beyond its depth."""
     return Claim(text, paper, f"not applicable: {why}", "not applicable")
 
 
 def fact(statement: bool) -> Verdict:
-    """The verdict on what needs no statistics."""
+    """The verdict on a statement that needs no statistics."""
     return "holds" if statement else "does not hold"
 
 
 def every(verdicts: Iterable[Verdict]) -> Verdict:
-    """A statement about all of several: one that fails spoils it, one that is open leaves it open."""
+    """The verdict on all statements together: one that fails decides it, then one that is open."""
     return ORDER[min(map(ORDER.index, verdicts), default=-1)]
 
 
 def at_least(interval: Interval, bound: float = 0.0) -> Verdict:
-    """Is the figure at least `bound`?  An interval that reaches below and above it cannot tell."""
+    """Is the figure at least `bound`?  An interval that contains lower and higher values cannot tell."""
     if interval.low >= bound:
         return "holds"
     return "does not hold" if interval.high < bound else "cannot tell"
 
 
 def above(interval: Interval, bound: float = 0.0) -> Verdict:
-    """Is the figure greater than `bound`?  An interval that touches the bound cannot tell."""
+    """Is the figure greater than `bound`?  An interval that contains `bound` cannot tell."""
     if interval.low > bound:
         return "holds"
     return "does not hold" if interval.high < bound else "cannot tell"
 
 
 def below(interval: Interval, bound: float = 0.0) -> Verdict:
-    """Is the figure less than `bound`?"""
+    """Is the figure less than `bound`?  An interval that contains `bound` cannot tell."""
     if interval.high < bound:
         return "holds"
     return "does not hold" if interval.low > bound else "cannot tell"
 
 
 def within(interval: Interval, bound: float) -> Verdict:
-    """Is the figure from `-bound` to `bound`?"""
+    """Is the figure between `-bound` and `bound`?"""
     if -bound <= interval.low and interval.high <= bound:
         return "holds"
     return "does not hold" if interval.low > bound or interval.high < -bound else "cannot tell"
 
 
 def spell(interval: Interval, digits: int = 2) -> str:
-    """`+0.37 [-0.10, +0.84]`."""
+    """The interval as text, such as `+0.37 [-0.10, +0.84]`."""
     return f"{interval.mean:+.{digits}f} [{interval.low:+.{digits}f}, {interval.high:+.{digits}f}]"
 
 
 def judge_all(
     text: str, paper: str, found: Sequence[Interval], names: Sequence[str], judge: Callable[[Interval], Verdict]
 ) -> Claim:
-    """A claim about all of several figures, such as one for each tier; the worst one decides."""
+    """A claim about several figures, such as one for each tier; the worst one decides."""
     worst = min(range(len(found)), key=lambda i: (ORDER.index(judge(found[i])), found[i].high))
     ours = "; ".join(spell(interval) for interval in found)
     return Claim(text, paper, ours, every(map(judge, found)), f"{spell(found[worst])} {names[worst]}")

@@ -1,4 +1,4 @@
-"""The layer-wise merging distribution: E[r_l] at six compressions, the three regimes and the invariant."""
+"""Merges per layer: the mean E[r_l] at six values of r_max, and the paper's claims about three regimes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from adamerge.methods import adamerge
 # Block numbers start at 0, as in the paper: block 11 is the last of ViT-B/16's twelve.
 R_MAX = tuple(tier.r_max for tier in table1.TIERS)
 MILD, MODERATE, AGGRESSIVE = (9, 11), (14, 17), (20, 23)
-# r_max -> block -> E[r_l]: all the figures that the paper gives.
+# r_max -> block -> E[r_l]: all figures in the paper.
 PAPER: dict[int, dict[int, float]] = {
     9: {11: 5.18},
     14: {1: 4.71, 11: 3.12},
@@ -22,7 +22,7 @@ PAPER: dict[int, dict[int, float]] = {
     20: {10: 0.0, 11: 0.0},
     23: {10: 0.0, 11: 0.0},
 }
-# Fewer merges than this on average over the images is an inactive layer.
+# A layer with fewer merges than this on average is inactive.
 INACTIVE = 0.005
 HOW = {"iterative": "as published", "sequential": "with sequential calibration"}
 
@@ -30,7 +30,7 @@ Means = Mapping[int, Sequence[float]]
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Measure E[r_l], check the paper's statements about it and draw it."""
+    """Measure E[r_l], check the paper's claims about it and plot it."""
     from adamerge.plots.figures import layers
 
     grids, tables = [], {}
@@ -40,7 +40,10 @@ def section(experiment: Experiment, out: Path) -> Section:
         grids.append(_grid(f"layers-{how}", f"E[r_l], {words}", means(tables[how])))
     picture = layers({f"r_max={r}": table for r, table in tables["iterative"].items()}, out / "layers.png")
     claims = statements(means(tables["iterative"]))
-    notes = ("The statements are about means over all images and come out true or false. Blocks are counted from 0.",)
+    notes = (
+        "The claims are about means over all images, so they are true or false without statistics. "
+        "Block numbers start at 0.",
+    )
     title = "Layer-wise merging distribution"
     return Section("layers", title, tuple(grids), tuple(claims), notes, (picture.name,))
 
@@ -51,7 +54,7 @@ def means(tables: Mapping[int, Tensor]) -> dict[int, list[float]]:
 
 
 def statements(e: Means) -> list[Claim]:
-    """The paper's statements about E[r_l], checked."""
+    """The paper's claims about E[r_l] with their verdicts."""
     return [*_mild(e), *_moderate(e), *_aggressive(e), _invariant(e)]
 
 

@@ -1,4 +1,4 @@
-"""Proposition 1, checked numerically: by how much weighting by salience lowers the reconstruction error of a merge.
+"""Proposition 1, checked numerically: how much weighting by salience lowers the reconstruction error of a merge.
 
 For the loss `s_i |x_i - x|^2 + s_j |x_j - x|^2` the gap between plain and weighted averaging is exactly
 `(s_i - s_j)^2 / (4 (s_i + s_j)) |x_i - x_j|^2`, without a remainder.
@@ -16,7 +16,7 @@ from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.section import Column, Grid, Section
 
 PAIRS, WIDTH = 20_000, 64
-# Float64 with cancellation.
+# Tolerance for float64 with cancellation.
 EXACT = 1e-9
 
 COLUMNS = (
@@ -39,7 +39,7 @@ class Pairs:
 
     @property
     def apart(self) -> Float[Tensor, " n"]:
-        """The squared distance of each pair."""
+        """The squared distance of the tokens of each pair."""
         return (self.x - self.y).square().sum(1)
 
     def gap(self, wx: Float[Tensor, " n"], wy: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -59,7 +59,7 @@ class Pairs:
 
 
 def draw(closeness: float = 1.0, seed: int = 0) -> Pairs:
-    """Random pairs; with a small `closeness` the two saliences of a pair are nearly equal, but never quite."""
+    """Random pairs; with a small `closeness` the two saliences of a pair are nearly equal."""
     random = torch.Generator().manual_seed(seed)
     x, y = torch.randn(2, PAIRS, WIDTH, generator=random, dtype=torch.float64)
     s = 0.05 + 0.95 * torch.rand(PAIRS, generator=random, dtype=torch.float64)
@@ -68,21 +68,21 @@ def draw(closeness: float = 1.0, seed: int = 0) -> Pairs:
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Check the proposition; the model is not needed."""
+    """Check the proposition; the model is not used."""
     pairs, close = draw(), draw(closeness=1e-3)
     rows = tuple(_row(name, pairs, *of) for name, of in losses(pairs).items())
     grid = Grid("proposition", f"{PAIRS:,} random pairs of width {WIDTH}, float64", COLUMNS, rows)
     notes = (
-        "The paper does not define its loss. For the salience-weighted one the identity holds pointwise, so the noise "
-        "model is not needed. Its term is twice the exact gap of the normalised loss; for plain squared errors it is "
-        "the exact gap with the wrong sign, because there the plain mean is the best there is.",
+        "The paper does not define its loss. For the salience-weighted loss the identity holds for every pair, so no "
+        "noise model is needed. The paper's term is twice the exact gap of the normalised loss. For plain squared "
+        "errors it is the exact gap with the wrong sign, because there the plain mean is optimal.",
     )
     claims = tuple(_claims(pairs, close))
     return Section("proposition", "Proposition 1: reconstruction error", (grid,), claims, notes)
 
 
 def losses(pairs: Pairs) -> dict[str, tuple[str, Tensor, Tensor]]:
-    """Readings of the loss: the exact gap in words, the measured gap, the exact gap."""
+    """For each possible loss: the formula of the exact gap, the measured gap, the exact gap."""
     s, t, one = pairs.s, pairs.t, torch.ones_like(pairs.s)
     weighted = (s - t).square() / (4 * (s + t)) * pairs.apart
     return {
@@ -93,7 +93,7 @@ def losses(pairs: Pairs) -> dict[str, tuple[str, Tensor, Tensor]]:
 
 
 def _row(name: str, pairs: Pairs, formula: str, gap: Tensor, exact: Tensor) -> dict[str, str | float]:
-    # Relative to the losses themselves, of which a small gap is the difference.
+    # Relative to the squared distances: the gap is a small difference of two losses of that size.
     error = ((gap - exact).abs() / pairs.apart).max().item()
     ratio = (gap.sum() / pairs.papers_term.sum()).item()
     return {"loss": name, "formula": formula, "error": error, "ratio": ratio, "least": gap.min().item()}
@@ -107,7 +107,7 @@ def _claims(pairs: Pairs, close: Pairs) -> list[Claim]:
     gap = weighted[1]
     running = gap.sort().values.cumsum(0)
     _, near, _ = losses(close)["the same, normalised"]
-    # As the saliences approach each other a remainder of third order vanishes beside the term: the ratio must go to 1.
+    # For nearly equal saliences a remainder of third order is negligible, so the ratio must be near 1.
     ratio = (near.sum() / close.papers_term.sum()).item()
     return [
         Claim(

@@ -1,4 +1,4 @@
-"""The refinement protocol: how many passes and how many calibration images the statistics need."""
+"""Calibration: how many passes and how many images the statistics need."""
 
 from itertools import combinations
 from pathlib import Path
@@ -14,10 +14,10 @@ from adamerge.experiments.reproduce.outcome import Outcome
 from adamerge.experiments.reproduce.section import Column, Grid, Section
 from adamerge.methods import adamerge
 
-# The paper does not say at which compression; its 84.21 to 84.30 % fits r_max=20 best (Table 1: 84.25 %).
+# The paper does not say at which r_max; its 84.21 to 84.30 % fits r_max=20 best (Table 1: 84.25 %).
 R_MAX = 20
 PASSES = (1, 2, 3)
-# The paper's shares of ImageNet in percent, and the nested shares of the calibration images that stand for them here.
+# The paper's shares of ImageNet in percent -> the nested shares of our calibration images that stand for them.
 SHARES = {0.5: 0.1, 1.0: 0.2, 2.0: 0.4, 5.0: 1.0}
 PAPER_SPREAD, PAPER_SHIFT, PAPER_DROP = 0.09, 0.001, 1.0
 HOWS: tuple[How, ...] = ("iterative", "sequential")
@@ -32,7 +32,7 @@ COLUMNS = (
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Calibrate with different numbers of passes and images, and judge what the paper says about both."""
+    """Calibrate with different numbers of passes and images, and check the paper's claims about both."""
     subject = adamerge(R_MAX)
     passes = {number: experiment.calibrated(subject, passes=number) for number in PASSES}
     shares: list[tuple[How, float]] = [(how, share) for how in HOWS for share in SHARES.values()]
@@ -49,12 +49,12 @@ def section(experiment: Experiment, out: Path) -> Section:
     claims = [*pass_claims(of_passes, stats), *subset_claims(of_subsets, subset_stats), _stability(experiment)]
     total = len(experiment.calibration)
     notes = (
-        f"r_max={R_MAX} throughout; the paper does not say which it used. Max Δμ is the largest change of a layer's "
-        "mean: from the pass before, or from all calibration images.",
-        f"The paper's 0.5, 1, 2 and 5 % of ImageNet-1k (about 6,400 to 64,000 images) stand here for nested shares of "
-        f"10, 20, 40 and 100 % of the {total} calibration images: {', '.join(_counts(total))}.",
-        "The sequential calibration (ours) measures each layer on tokens that went through the calibrated layers "
-        "before it; one sweep, so there is no pass to add.",
+        f"r_max={R_MAX} throughout; the paper does not say which value it used. Max Δμ is the largest change of a "
+        "layer's mean: from the previous pass, or from all calibration images.",
+        f"Nested shares of 10, 20, 40 and 100 % of the {total} calibration images ({', '.join(_counts(total))}) stand "
+        "for the paper's 0.5, 1, 2 and 5 % of ImageNet-1k (about 6,400 to 64,000 images).",
+        "Sequential calibration (ours) measures each layer on tokens from the calibrated layers before it. It is a "
+        "single sweep, so there are no further passes to test.",
     )
     return Section("refinement", "Refinement protocol", grids, tuple(claims), notes)
 
@@ -65,7 +65,7 @@ def shift(a: LayerStats, b: LayerStats) -> float:
 
 
 def pass_claims(outcomes: dict[int, Outcome], stats: dict[int, LayerStats]) -> list[Claim]:
-    """Two passes are enough; a third one harms."""
+    """The claims that two passes are enough and that a third one harms."""
     (change,) = differences([(outcomes[3].points, outcomes[2].points)])
     moved = shift(stats[3], stats[2])
     return [
@@ -80,8 +80,8 @@ def pass_claims(outcomes: dict[int, Outcome], stats: dict[int, LayerStats]) -> l
 
 
 def drops(change: Interval) -> Verdict:
-    """A loss of about a point: it is there when the interval is all loss and reaches a point, and not there when the
-    interval excludes one."""
+    """Does the figure drop by about a point?  Yes if the interval is negative and contains a drop of a point or more;
+    no if it excludes such a drop."""
     if change.low > -PAPER_DROP:
         return "does not hold"
     return "holds" if change.high < 0 else "cannot tell"
@@ -90,7 +90,7 @@ def drops(change: Interval) -> Verdict:
 def subset_claims(
     outcomes: dict[tuple[str, float], Outcome], stats: dict[tuple[str, float], LayerStats]
 ) -> list[Claim]:
-    """The number of calibration images matters little."""
+    """The claims that the number of calibration images matters little."""
     claims = []
     for how in HOWS:
         pairs = list(combinations(SHARES.values(), 2))
@@ -116,7 +116,7 @@ def subset_claims(
 
 
 def _stability(experiment: Experiment) -> Claim:
-    """Across r_max: spread of each layer's mean, the shallow third of the layers against the deep third."""
+    """The claim about the range of each layer's mean over r_max: first third of the layers against the last third."""
     found = [_stats(experiment.calibrated(adamerge(tier.r_max))).mean for tier in table1.TIERS]
     spreads = [max(column) - min(column) for column in zip(*found, strict=True)]
     third = max(len(spreads) // 3, 1)

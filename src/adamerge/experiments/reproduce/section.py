@@ -1,4 +1,4 @@
-"""One part of the reproduction as data: tables with the paper's figures beside ours, claims, notes and pictures."""
+"""A part of the reproduction as data: tables with our figures and the paper's, claims, notes and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,8 +11,14 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """What a column is called in files and in print, how its numbers are written, and which other figure of a row is
-    the paper's."""
+    """A column of a table.
+
+    Attributes:
+        key: its key in a row, and its name in files.
+        heading: its name in the report.
+        form: the format of its numbers.
+        paper: the key of the paper's figure in a row; empty if the paper has none.
+    """
 
     key: str
     heading: str
@@ -21,11 +27,11 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The heading, with a word on what stands in brackets."""
+        """The heading in the report."""
         return f"{self.heading} (paper)" if self.paper else self.heading
 
     def write(self, row: Mapping[str, Any]) -> str:
-        """The cell of a row as text, the paper's figure in brackets; figures that do not exist are a dash."""
+        """The cell of a row as text, with the paper's figure in brackets; a missing figure is a dash."""
         value, theirs = row.get(self.key), row.get(self.paper)
         text = ABSENT if value is None else self.form.format(value)
         return text if theirs is None else f"{text} ({self.form.format(theirs)})"
@@ -33,7 +39,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table: raw numbers for files, columns that know how to print them."""
+    """A table: rows of numbers, and columns that format them."""
 
     name: str
     title: str
@@ -41,13 +47,13 @@ class Grid:
     rows: tuple[dict[str, Any], ...]
 
     def cells(self) -> list[list[str]]:
-        """The rows as text, in the order of the columns."""
+        """The cells of all rows as text, in the order of the columns."""
         return [[column.write(row) for column in self.columns] for row in self.rows]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A finished part."""
+    """A finished part of the reproduction; `settings` are those it was measured with."""
 
     part: str
     title: str
@@ -58,12 +64,12 @@ class Section:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON data."""
+        """The section as JSON data."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "Section":
-        """The section that `to_json` wrote."""
+        """The section from the data of `to_json`."""
         grids = tuple(
             Grid(g["name"], g["title"], tuple(Column(**c) for c in g["columns"]), tuple(g["rows"]))
             for g in data["grids"]

@@ -1,4 +1,4 @@
-"""Table 1: four methods at six cost tiers, each with the paper's own settings, and AdaMerge at ToMe's cost."""
+"""Table 1: four methods at six cost tiers with the paper's settings, and AdaMerge at the cost of ToMe."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ PAPER_UNMERGED = 85.19
 
 @dataclass(frozen=True)
 class Figures:
-    """One row of the paper's table: top-1 in percent, cost in 10^9 multiply-accumulates, cut in percent, speed-up."""
+    """A row of the paper's table: top-1 in percent, cost in 10^9 multiply-accumulates, cut in percent, speed-up."""
 
     top1: float
     gmacs: float
@@ -29,7 +29,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Tier:
-    """One cost tier: the settings of the four methods, and the paper's figures for them."""
+    """A cost tier: the settings of the four methods, and the paper's figures for them."""
 
     name: str
     r_max: int
@@ -60,7 +60,7 @@ TIERS = (
     _tier("13.4G", 23, 8, (20, 4), (84.13, 13.42, 23.1, 1.22), (82.46, 13.44, 23.0, 1.31), (83.74, 13.44, 23.0, 1.23),
           (80.57, 13.47, 22.8, 1.28)),
 )  # fmt: skip
-# The paper's spread over five runs, for its own method.
+# The paper's standard deviations of AdaMerge over five runs.
 PAPER_STD = (0.01, 0.00, 0.03, 0.02, 0.03, 0.02)
 
 COLUMNS = (
@@ -80,7 +80,7 @@ Measured = list[dict[str, list[Outcome]]]
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Measure the table and judge what the paper says about it."""
+    """Measure the table and check the paper's claims about it."""
     measured, r_max = measure(experiment)
     rows = [_row(experiment, "", "unmerged", "", [experiment.unmerged], Figures(PAPER_UNMERGED, 17.45, 0.0, 1.0))]
     for tier, outcomes, matched in zip(TIERS, measured, r_max, strict=True):
@@ -94,7 +94,7 @@ def section(experiment: Experiment, out: Path) -> Section:
 
 
 def recipes(experiment: Experiment, tier: Tier) -> dict[str, Recipe]:
-    """The tier's methods, AdaMerge as published and with sequential calibration, ToMe also as the paper's row looks."""
+    """The recipes of a tier: four methods, AdaMerge calibrated sequentially, ToMe without proportional attention."""
     return {
         "AdaMerge": experiment.calibrated(adamerge(tier.r_max)),
         "ToMe": tome(tier.r),
@@ -106,10 +106,10 @@ def recipes(experiment: Experiment, tier: Tier) -> dict[str, Recipe]:
 
 
 def measure(experiment: Experiment) -> tuple[Measured, list[float]]:
-    """All outcomes tier by tier, and the r_max at which AdaMerge costs what ToMe costs."""
+    """The outcomes of each tier by method, and for each tier the r_max at which AdaMerge costs as much as ToMe."""
     measured = [experiment.repeat(recipes(experiment, tier), f"tier ~{tier.name}") for tier in TIERS]
     prices = [(float(t.r_max), m["AdaMerge"][0].gmacs) for t, m in zip(TIERS, measured, strict=True)]
-    # With r_max = 1 the floor merges nothing.
+    # r_max = 1 merges nothing, because counts are rounded down.
     prices = [(1.0, experiment.full_gmacs), *prices]
     r_max = [interpolate(prices, m["ToMe"][0].gmacs) for m in measured]
     at_cost = {name: experiment.calibrated(adamerge(value)) for name, value in zip(_names(), r_max, strict=True)}
@@ -120,10 +120,10 @@ def measure(experiment: Experiment) -> tuple[Measured, list[float]]:
 
 
 def interpolate(points: Sequence[tuple[float, float]], target: float) -> float:
-    """Where the line through `points` (rising in x, falling in y) meets `target`; straight on beyond its ends."""
+    """The x at which the line through the points (x, y), y falling, has y = `target`; extrapolated beyond the ends."""
     falling = [points[0]]
     for point in points[1:]:
-        # A stretch where y does not fall has no answer of its own.
+        # Points where y does not fall are skipped.
         if point[1] < falling[-1][1]:
             falling.append(point)
     if len(falling) == 1:
@@ -134,7 +134,7 @@ def interpolate(points: Sequence[tuple[float, float]], target: float) -> float:
 
 
 def setting(tier: Tier, method: str, matched: float) -> str:
-    """The knob of a method at a tier, as the paper writes it."""
+    """The setting of a method at a tier, as the paper writes it."""
     if method == MATCHED:
         return f"r_max={matched:g}"
     if method.startswith("AdaMerge"):
@@ -149,7 +149,7 @@ def _names() -> list[str]:
 def _row(
     experiment: Experiment, tier: str, method: str, knob: str, runs: Sequence[Outcome], paper: Figures | None
 ) -> dict[str, Any]:
-    """One row: ours, averaged over the runs, and the paper's."""
+    """A row: our figures, averaged over the runs, and the paper's."""
     top1 = [run.points.mean().item() for run in runs]
     gmacs = runs[0].gmacs
     row: dict[str, Any] = {
@@ -184,7 +184,7 @@ def _claims(experiment: Experiment, measured: Measured) -> list[Claim]:
 
 
 def versus(experiment: Experiment, measured: Measured, ours: str, rival: str, where: str) -> Claim:
-    """AdaMerge >= a rival at every tier, judged by the paired difference of top-1."""
+    """The claim that AdaMerge is at least as good as a rival at every tier, by paired differences of top-1."""
     text = f"AdaMerge >= {rival} at every tier, {where}"
     tiers = [i for i, tier in enumerate(TIERS) if rival != "DSM" or tier.dsm[1] < experiment.depth]
     gaps = [tier.paper["AdaMerge"].top1 - tier.paper[rival].top1 for tier in TIERS]
@@ -197,8 +197,8 @@ def versus(experiment: Experiment, measured: Measured, ours: str, rival: str, wh
 
 def _about_runs(experiment: Experiment) -> str:
     about = (
-        "The library draws no random numbers and breaks ties by index, so on a CPU repeated runs are identical and "
-        "their standard deviation is 0 by construction; on CUDA only the order of floating-point sums can differ."
+        "The library uses no random numbers and breaks ties by index. On a CPU repeated runs are identical, with a "
+        "standard deviation of 0. On CUDA only the order of floating-point sums can differ."
     )
     if experiment.runs == 1:
         about += " One run was made; `--runs 5` makes the paper's five."
@@ -206,16 +206,16 @@ def _about_runs(experiment: Experiment) -> str:
 
 
 def _about_costs(experiment: Experiment, measured: Measured) -> list[str]:
-    """The costs are the paper's count; whether the paper's settings match them on this model is worth a sentence."""
+    """Notes on the count of costs, and on how far the costs at the paper's settings differ on this model."""
     pairs = [(m["AdaMerge"][0].gmacs, m["ToMe"][0].gmacs, m[MATCHED][0].gmacs) for m in measured]
     off = " ".join(f"{100 * (ours / theirs - 1):+.1f}" for ours, theirs, _ in pairs)
     near = max(abs(100 * (matched / theirs - 1)) for _, theirs, matched in pairs)
     return [
         "GMACs are the paper's count: blocks only, every block at the number of tokens that enter it.",
-        f"With the paper's settings AdaMerge's cost differs from ToMe's by {off} %, tier by tier; at r_max=14 the "
-        f"paper merges 47.2 tokens an image, here it is {measured[2]['AdaMerge'][0].merged.mean():.1f}. Hence the rows "
-        f"'{MATCHED}': r_max is read off the measured costs, and lands within {near:.1f} % of ToMe's cost.",
-        "Speed-ups are of this machine and this run, each model timed once on the same batches.",
+        f"With the paper's settings AdaMerge's cost differs from ToMe's by {off} %, tier by tier. At r_max=14 the "
+        f"paper merges 47.2 tokens per image; here it is {measured[2]['AdaMerge'][0].merged.mean():.1f}. The rows "
+        f"'{MATCHED}' interpolate r_max from the measured costs; they are within {near:.1f} % of ToMe's cost.",
+        "Speed-ups are for this machine and this run; each model is timed once on the same batches.",
     ]
 
 
@@ -223,6 +223,6 @@ def _about_tome(experiment: Experiment, measured: Measured) -> str:
     with_it, without = (measured[-1][name][0] for name in ("ToMe", UNPROPORTIONAL))
     lost = differences([(o.points, experiment.unmerged.points) for o in (with_it, without)])
     return (
-        f"ToMe r=8 loses {spell(lost[0])} points here with proportional attention, as its authors have it, and "
-        f"{spell(lost[1])} without; the paper's ToMe row loses 2.73."
+        f"ToMe r=8 changes top-1 by {spell(lost[0])} points with proportional attention, as in its official code, and "
+        f"by {spell(lost[1])} without it. The paper's ToMe row changes by -2.73."
     )

@@ -1,4 +1,4 @@
-"""Table 2: by how much AdaMerge beats ToMe at each tier, and whether that grows with compression."""
+"""Table 2: the gap in top-1 between AdaMerge and ToMe at each tier, and whether it grows with compression."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -32,7 +32,7 @@ COMPARISONS = (
 
 
 def section(experiment: Experiment, out: Path) -> Section:
-    """Measure the gaps and judge their trend."""
+    """Measure the gaps and check the claim that they grow."""
     measured, _ = table1.measure(experiment)
     rows = [{"tier": f"~{tier.name}", "paper": gap} for tier, gap in zip(table1.TIERS, PAPER_GAPS, strict=True)]
     claims: list[Claim] = []
@@ -50,7 +50,7 @@ def section(experiment: Experiment, out: Path) -> Section:
 
 
 def widening(pairs: Sequence[tuple[Tensor, Tensor]], where: str) -> Claim:
-    """The gap `a - b` grows from each tier to the next, judged by the paired change of the gap."""
+    """The claim that the gap `a - b` grows from each tier to the next, by the paired change of the gap."""
     gaps = [(a - b).double() for a, b in pairs]
     steps: list[Interval] = differences([(after, before) for before, after in pairwise(gaps)])
     paper = " ".join(f"{b - a:+.2f}" for a, b in pairwise(PAPER_GAPS))
