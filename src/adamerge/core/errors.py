@@ -25,5 +25,9 @@ class BadImages(AdamergeError, ValueError):
     """Images are missing, unreadable or of the wrong shape."""
 
 
+class PatchConflict(AdamergeError, RuntimeError):
+    """Another library changed a module after `adamerge.apply` patched it, so that the patch cannot be undone."""
+
+
 class BadWeights(AdamergeError, ValueError):
     """A weights file does not fit the model."""

@@ -36,6 +36,12 @@ def make_proxy(block: nn.Module, state: nn.Module) -> nn.Module:
     return proxy
 
 
+def proxy_conflict(proxy: nn.Module, block: nn.Module) -> str | None:
+    """Whether another library changed the class of a proxy: `expected …, got …`; None where it did not."""
+    expected = type(block) if proxy is block else _proxy_class(type(block))
+    return None if type(proxy) is expected else f"expected class {expected.__name__}, got {type(proxy).__name__}"
+
+
 def copy_attributes(source: nn.Module, target: nn.Module) -> None:
     """Give a block the attributes of its proxy, or the other way round."""
     if source is not target:

@@ -1,56 +1,93 @@
-"""A module with methods replaced: it stays the same object, keeps its attributes and passes for its class.
+"""Replaces methods of one module and puts them back.  The module stays the same object with the same attributes.
 
-Its class changes, not its attributes: copies of a module, replicas on other devices among them, have their own `self`.
+A patched module gets a subclass of its class.  An attribute would be bound to one object; a class also serves copies
+and replicas.  Undoing checks first that the class and the methods are still those of the patch.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache, wraps
+from types import MethodType
 from typing import Any
 
 from torch import nn
 
+# Called as `around(own, self, *args, **kwargs)`, where `own` is the method of the unpatched class.  It must be a
+# function at the top of its file, so that models can be pickled.
 Around = Callable[..., Any]
-# What methods of a class are replaced by, and a method of a module.
-Patches = tuple[tuple[str, Around], ...]
-MethodPatch = tuple[nn.Module, str, Around]
+Replaced = tuple[tuple[str, Around], ...]
+
+
+@dataclass(frozen=True)
+class MethodPatch:
+    """`method` of `module` is to run as `around(own, self, *args, **kwargs)`."""
+
+    module: nn.Module
+    method: str
+    around: Around
 
 
 @cache
-def _patched_class(base: type[nn.Module], worn: Patches) -> type[nn.Module]:
-    """A subclass that passes for its base, whose methods are `around(own, self, ...)`, `own` being the base's."""
+def _patched_class(base: type[nn.Module], replaced: Replaced) -> type[nn.Module]:
+    """A subclass with the name of its base, in which these methods are replaced."""
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        return _blank_instance, (base, worn), self.__dict__
+        return _blank_instance, (base, replaced), self.__dict__
 
     named = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
-    replaced = {method: _wrapped(getattr(base, method), around) for method, around in worn}
-    hidden = {"__reduce_ex__": __reduce_ex__, "adamerge_base": base, "adamerge_worn": worn}
-    return type(base.__name__, (base,), {**named, **replaced, **hidden})
+    methods = {method: _wrapped(base, method, around) for method, around in replaced}
+    hidden = {"__reduce_ex__": __reduce_ex__, "adamerge_base": base, "adamerge_replaced": replaced}
+    return type(base.__name__, (base,), {**named, **methods, **hidden})
 
 
-def _wrapped(own: Around, around: Around) -> Around:
-    @wraps(own)
-    def replaced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return around(own, self, *args, **kwargs)
+def _wrapped(base: type[nn.Module], method: str, around: Around) -> Around:
+    @wraps(getattr(base, method))
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Read at each call: the class is kept, and another library may replace the method of the base meanwhile.
+        return around(getattr(base, method), self, *args, **kwargs)
 
-    return replaced
-
-
-def _blank_instance(base: type[nn.Module], worn: Patches) -> nn.Module:
-    return object.__new__(_patched_class(base, worn))
+    return call
 
 
-def patch(module: nn.Module, method: str, around: Around) -> None:
-    """Have `method` of a module run as `around(own, self, ...)`, a function at the top of its file."""
-    worn = dict(getattr(type(module), "adamerge_worn", ()))
-    module.__class__ = _patched_class(unpatched_class(module), tuple({**worn, method: around}.items()))
+def _blank_instance(base: type[nn.Module], replaced: Replaced) -> nn.Module:
+    return object.__new__(_patched_class(base, replaced))
+
+
+def patch(wanted: MethodPatch) -> None:
+    """Replace a method.  One that is set on the module itself is left alone: the class's method is not called then."""
+    module, method = wanted.module, wanted.method
+    if method in vars(module):
+        return
+    replaced = {**dict(_replaced(module)), method: wanted.around}
+    module.__class__ = _patched_class(unpatched_class(module), tuple(replaced.items()))
 
 
 def unpatch(module: nn.Module) -> None:
-    """Undo all that was `put_on`."""
+    """Undo all patches of a module.  Call `conflict` first."""
+    for method, _ in _replaced(module):
+        # Left by a library that replaced the method for a while; it would keep the patch in force.
+        vars(module).pop(method, None)
     module.__class__ = unpatched_class(module)
 
 
 def unpatched_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module, whatever it passes for."""
-    return getattr(type(module), "adamerge_base", type(module))
+    """The class of a module without our patch."""
+    return vars(type(module)).get("adamerge_base", type(module))
+
+
+def conflict(module: nn.Module) -> str | None:
+    """What another library changed on a module after it was patched: `expected …, got …`; None where nothing."""
+    kind = type(module)
+    patched = [base for base in kind.__mro__ if "adamerge_base" in vars(base)]
+    if patched and patched[0] is not kind:
+        return f"expected class {kind.__mro__[1].__name__}, got {kind.__name__} on top of it"
+    for method, _ in _replaced(module):
+        found = vars(module).get(method)
+        ours = isinstance(found, MethodType) and found.__self__ is module and found.__func__ is vars(kind)[method]
+        if found is not None and not ours:
+            return f"expected the method `{method}` of its class, got {found!r} set on the module"
+    return None
+
+
+def _replaced(module: nn.Module) -> Replaced:
+    return vars(type(module)).get("adamerge_replaced", ())

@@ -15,7 +15,7 @@ from adamerge.patching.module_patch import MethodPatch, unpatched_class
 
 def patch_embedding_patches(model: nn.Module) -> tuple[MethodPatch, ...]:
     """What is to be put on a model so that it cuts by products."""
-    return tuple((module, "forward", patch_embedding_by_matmul) for module in patch_convolutions(model))
+    return tuple(MethodPatch(module, "forward", patch_embedding_by_matmul) for module in patch_convolutions(model))
 
 
 def patch_convolutions(model: nn.Module) -> tuple[nn.Conv2d, ...]:

@@ -19,4 +19,4 @@ def call_per_image(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
 
 def per_image_patches(methods: Methods) -> tuple[MethodPatch, ...]:
     """The patches that have these methods run per image."""
-    return tuple((module, method, call_per_image) for module, method in methods)
+    return tuple(MethodPatch(module, method, call_per_image) for module, method in methods)

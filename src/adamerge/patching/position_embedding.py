@@ -13,7 +13,7 @@ from adamerge.runtime.backend import why_no_kernels
 
 def position_patches(host: Host) -> tuple[MethodPatch, ...]:
     """The patch that lets a kernel add the host's positions, where it can."""
-    return () if host.positions is None else ((*host.positions, add_positions_fused),)
+    return () if host.positions is None else (MethodPatch(*host.positions, add_positions_fused),)
 
 
 def add_positions_fused(own: Callable[..., Tensor], self: Any, x: Tensor) -> Tensor:

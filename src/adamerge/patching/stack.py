@@ -7,11 +7,11 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from adamerge.core.errors import BadOption, NotApplied
+from adamerge.core.errors import BadOption, NotApplied, PatchConflict
 from adamerge.core.recipe import Recipe
 from adamerge.hosts.base import BlockStack, Host
-from adamerge.patching.block_proxy import copy_attributes, make_proxy
-from adamerge.patching.module_patch import MethodPatch, patch, unpatch
+from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
+from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
@@ -51,16 +51,35 @@ class Stack(BlockStack):
 
     def enter(self) -> None:
         """Patch the modules around the blocks.  Called once the stack is in the container's place."""
-        for module, method, around in self._patches:
-            patch(module, method, around)
+        for wanted in self._patches:
+            patch(wanted)
 
     def leave(self) -> None:
-        """Undo the patches and give the container the state of the stack.  Called before another takes the place."""
-        for module, *_ in self._patches:
+        """Undo the patches and give the container the state of the stack.  Called before another takes the place.
+
+        Nothing is changed where another library patched one of the modules since.
+        """
+        modules = {id(done.module): done.module for done in self._patches}.values()
+        for module in modules:
+            self._refuse_conflict(module, conflict(module))
+        for mine, own in zip(self.children(), self.container.children(), strict=True):
+            self._refuse_conflict(mine, proxy_conflict(mine, own))
+        for module in modules:
             unpatch(module)
         self.container.training = self.training
         for mine, own in zip(self.children(), self.container.children(), strict=True):
             copy_attributes(mine, own)
+
+    def _refuse_conflict(self, module: nn.Module, reason: str | None) -> None:
+        if reason is None:
+            return
+        paths = [path for path, other in self.host.model.named_modules() if other is module]
+        where = f"its module {paths[0]}" if paths and paths[0] else "the model"
+        raise PatchConflict(
+            f"adamerge.apply patched {where}, and another library changed it since: {reason}. Nothing was changed now. "
+            "Undo the other change first (a parametrization by torch.nn.utils.parametrize.remove_parametrizations), "
+            "then call this again; the other change can be made again afterwards."
+        )
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -188,6 +207,8 @@ def installed(host: Host) -> Stack | None:
 
 def install(host: Host, blocks: nn.Module) -> None:
     """Put `blocks`, a stack or the host's own container, where the model keeps its blocks."""
+    if blocks is host.blocks:
+        return
     before = installed(host)
     if before is not None:
         before.leave()
