@@ -32,6 +32,21 @@ def test_the_product_is_the_convolution(size, grid, bias, layout):
     assert found.flatten(2).transpose(1, 2).is_contiguous()
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_no_images_make_no_patches(bias):
+    convolution = nn.Conv2d(3, 10, 16, 16, bias=bias)
+    images = torch.zeros(0, 3, 64, 48)
+    found = convolve_by_matmul(convolution, images)
+    assert found.shape == convolution(images).shape == (0, 10, 4, 3) and found.dtype == images.dtype
+
+
+def test_a_model_gives_no_outputs_for_no_images(monkeypatch):
+    model = adamerge.apply(build("vit"), tome(2))
+    monkeypatch.setattr(patches, "matmul_pays", lambda *_: True)
+    with torch.inference_mode():
+        assert model(torch.zeros(0, 3, 64, 64)).shape == (0, 10)
+
+
 @pytest.mark.parametrize(
     "other",
     [

@@ -63,4 +63,4 @@ def convolve_by_matmul(convolution: nn.Conv2d, images: Tensor) -> Tensor:
     cut = images.unflatten(3, (width // wide, wide)).unflatten(2, (height // tall, tall))
     patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(0, 2)
     tokens = linear(patches, convolution.weight.flatten(1), convolution.bias)
-    return tokens.view(b, height // tall, width // wide, -1).permute(0, 3, 1, 2)
+    return tokens.view(b, height // tall, width // wide, convolution.out_channels).permute(0, 3, 1, 2)
