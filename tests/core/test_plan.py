@@ -172,14 +172,14 @@ def test_a_chain_leaves_every_slot_up_to_the_count_taken_and_no_other(data):
 @given(plan=plans(), prefix=st.integers(0, 3), seed=seeds)
 def test_prefix_tokens_go_in_front_and_pass_untouched(plan, prefix, seed):
     x, weight = noise(len(plan.slot), prefix + plan.slot.shape[1], 2, seed=seed), weights(plan, seed)
-    behind = plan.behind(prefix)
+    shifted = plan.after_prefix(prefix)
     ones = torch.ones(len(weight), prefix, dtype=weight.dtype)
-    y = fold(x, behind, torch.cat([ones, weight], 1))
+    y = fold(x, shifted, torch.cat([ones, weight], 1))
     assert torch.equal(y[:, :prefix], x[:, :prefix])
     held = torch.arange(plan.width) < plan.count[:, None]
     torch.testing.assert_close(y[:, prefix:][held], fold(x[:, prefix:], plan, weight)[held])
-    assert (behind.count - plan.count).tolist() == [prefix] * len(plan.slot)
-    assert (behind.slot[:, prefix:] < 0).equal(plan.slot < 0)
+    assert (shifted.count - plan.count).tolist() == [prefix] * len(plan.slot)
+    assert (shifted.slot[:, prefix:] < 0).equal(plan.slot < 0)
 
 
 def test_only_a_plan_without_merges_or_padding_is_the_identity():

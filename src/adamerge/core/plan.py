@@ -33,7 +33,7 @@ class Plan:
         slot = torch.where(self.slot < 0, -1, later.slot.gather(1, self.slot.clamp_min(0)))
         return Plan(slot, later.count, later.width, later.ragged)
 
-    def behind(self, prefix: int) -> "Plan":
+    def after_prefix(self, prefix: int) -> "Plan":
         """The same plan for a sequence that starts with `prefix` tokens nobody merges."""
         if prefix == 0:
             return self

@@ -153,5 +153,5 @@ def scale_to_mean_one(s: PerToken, evidence: Evidence) -> PerToken:
     valid = evidence.valid
     s = s if valid is None else torch.where(valid, s, 0)
     mean = s.sum(1, keepdim=True) / evidence.counts[:, None]
-    even = torch.ones_like(s) if valid is None else valid.to(s.dtype)
-    return torch.where(mean > 0, s / torch.where(mean > 0, mean, 1), even)
+    equal = torch.ones_like(s) if valid is None else valid.to(s.dtype)
+    return torch.where(mean > 0, s / torch.where(mean > 0, mean, 1), equal)

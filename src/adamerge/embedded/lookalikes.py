@@ -20,8 +20,8 @@ def draw_clock(s: Sketch) -> list[Layer]:
         segment(x, y, 0.0, 0.62, 0.0, 0.66, 0.035),
     )
     # The hour hand points to 1-5 or to 7-11; the minute hand says nothing about the class.
-    hour = (30.0 + 120.0 * s.whims[0] + 180.0 * s.variant) * (math.pi / 180.0)
-    minute = s.whims[1] * (2.0 * math.pi)
+    hour = (30.0 + 120.0 * s.variation[0] + 180.0 * s.variant) * (math.pi / 180.0)
+    minute = s.variation[1] * (2.0 * math.pi)
     short = segment(x, y, 0.0, 0.12, 0.34 * hour.sin(), 0.12 - 0.34 * hour.cos(), 0.075)
     long = segment(x, y, 0.0, 0.12, 0.52 * minute.sin(), 0.12 - 0.52 * minute.cos(), 0.03)
     return [
@@ -37,7 +37,7 @@ def draw_flower(s: Sketch) -> list[Layer]:
     x, y = s.x, s.y
     cx, cy = 0.0, -0.3
     petals_wanted = 5.0 + 3.0 * s.variant
-    turn = s.whims[0] * 0.8
+    turn = s.variation[0] * 0.8
     width = 0.235 - 0.06 * s.variant
     dx, dy = x - cx, y - cy
     petals = []
@@ -47,7 +47,7 @@ def draw_flower(s: Sketch) -> list[Layer]:
         along = (dx * cos + dy * sin - 0.38) / 0.29
         across = (dy * cos - dx * sin) / width
         petals.append(only(circle(along, across, 0.0, 0.0, 1.0) * width, petals_wanted > number))
-    stem = segment(x, y, 0.0, 0.1, 0.1 * s.whims[1] - 0.05, 0.95, 0.055)
+    stem = segment(x, y, 0.0, 0.1, 0.1 * s.variation[1] - 0.05, 0.95, 0.055)
     leaf = ellipse(x - 0.6 * y, y, -0.2, 0.68, 0.26, 0.1)
     heart = circle(dx, dy, 0.0, 0.0, 0.2)
     return [
@@ -60,7 +60,7 @@ def draw_flower(s: Sketch) -> list[Layer]:
 
 def draw_fish(s: Sketch) -> list[Layer]:
     # Fish look either way, so a mirrored frame is part of the pose.
-    x = torch.where(s.whims[0] < 0.5, s.x, -s.x)
+    x = torch.where(s.variation[0] < 0.5, s.x, -s.x)
     y = s.y
     body = ellipse(x, y, 0.12, 0.0, 0.78, 0.46)
     tail = common(polygon(x, y, (-0.95, -0.5), (-0.4, 0.0), (-0.95, 0.5)), -circle(x, y, -1.1, 0.0, 0.28))

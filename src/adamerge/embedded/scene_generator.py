@@ -201,7 +201,7 @@ def _choose_colours(u: Tensor, v: Tensor, draws: Draws, variants: Tensor, diffic
         dark=torch.lerp(dark, main, faded),
         leaf=mix_colour(0.22 + 0.2 * warmth, 0.5 + 0.3 * pale, 0.4 + 0.35 * value),
         wood=mix_colour(0.04 + 0.06 * warmth, 0.45 + 0.3 * pale, 0.3 + 0.3 * deep),
-        whims=draws.scalars("whims", 2),
+        variation=draws.scalars("whims", 2),
     )
 
 

@@ -63,7 +63,7 @@ def _draw_star(s: Sketch) -> list[Layer]:
 
 
 def _draw_car(s: Sketch) -> list[Layer]:
-    x = torch.where(s.whims[0] < 0.5, s.x, -s.x)
+    x = torch.where(s.variation[0] < 0.5, s.x, -s.x)
     y = s.y
     cabin = polygon(x, y, (-0.58, 0.05), (-0.36, -0.42), (0.24, -0.42), (0.54, 0.05))
     glass = cabin + 0.09
@@ -80,7 +80,7 @@ def _draw_car(s: Sketch) -> list[Layer]:
 
 
 def _draw_sailboat(s: Sketch) -> list[Layer]:
-    x = torch.where(s.whims[0] < 0.5, s.x, -s.x)
+    x = torch.where(s.variation[0] < 0.5, s.x, -s.x)
     y = s.y
     return [
         Layer(segment(x, y, 0.0, -0.9, 0.0, 0.5, 0.04), s.dark, solid=True),
@@ -92,7 +92,7 @@ def _draw_sailboat(s: Sketch) -> list[Layer]:
 
 
 def _draw_mug(s: Sketch) -> list[Layer]:
-    x = torch.where(s.whims[0] < 0.5, s.x, -s.x)
+    x = torch.where(s.variation[0] < 0.5, s.x, -s.x)
     y = s.y
     handle = ring(ellipse(x, y, 0.42, 0.12, 0.38, 0.36), 0.085)
     cup = box(x, y, -0.15, 0.15, 0.58, 0.7, 0.14)

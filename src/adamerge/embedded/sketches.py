@@ -25,7 +25,7 @@ class Sketch:
     dark: Tensor
     leaf: Tensor
     wood: Tensor
-    whims: tuple[Tensor, ...]
+    variation: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)

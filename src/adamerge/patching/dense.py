@@ -18,7 +18,7 @@ def unmerge(features: Float[Tensor, "b m d"], model: nn.Module, layer: int = -1)
     plan = last.plan(layer)
     batch, patches = plan.slot.shape
     if features.shape[:2] == (batch, plan.width + last.prefix):
-        return unfold(features, plan.behind(last.prefix))
+        return unfold(features, plan.after_prefix(last.prefix))
     if features.shape[:2] == (batch, plan.width):
         return unfold(features, plan)
     raise BadOption(

@@ -89,7 +89,7 @@ def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
     if recipe.site == "after_attention":
         state, heads = attention(state, view, recipe)
     with torch.autocast(state.x.device.type, enabled=False):
-        return recipe.link(look(state, depth, heads))[1]
+        return recipe.link(build_evidence(state, depth, heads))[1]
 
 
 def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
@@ -113,10 +113,10 @@ def finish(state: State) -> AllTokens:
     if state.history.is_identity:
         return state.x
     with stage("finish"):
-        return unfold(state.x, state.history.behind(state.prefix))
+        return unfold(state.x, state.history.after_prefix(state.prefix))
 
 
-def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
+def build_evidence(state: State, depth: int, heads: Heads | None = None) -> Evidence:
     """What a recipe may see of the tokens that are about to be merged."""
     return Evidence(
         raw=state.x[:, state.prefix :],
@@ -134,7 +134,7 @@ def look(state: State, depth: int, heads: Heads | None = None) -> Evidence:
 
 def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> State:
     """Decide one merge and carry it out."""
-    evidence = look(state, depth, heads)
+    evidence = build_evidence(state, depth, heads)
     # Autocast would take the decision's products back to half precision, where they overflow (D1).
     with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
         decision = recipe.decide(evidence)

@@ -1,4 +1,4 @@
-"""What a merged model did with a batch: counts, slots, salience and sizes, for each image and layer."""
+"""The trace of a forward pass: counts, slots, salience and sizes for each image and layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from adamerge.core.types import Counts, PerImage, PerToken
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """One layer's merge: the plan, the salience it looked at, the sizes it left, the redundancy it measured."""
+    """One layer's merge: its plan, the salience before it, the sizes after it, and the measured redundancy."""
 
     plan: Plan
     salience: PerToken
@@ -33,7 +33,11 @@ class LayerTrace:
 
 @dataclass(frozen=True)
 class Trace:
-    """The layers of one forward pass, in order.  Patch tokens only: prefix tokens are never merged."""
+    """The merges of one forward pass, layer by layer.  It covers patch tokens; prefix tokens are never merged.
+
+    `prefix` is the number of prefix tokens.  `before_block` says whether merges come before a block or inside it,
+    between attention and MLP.
+    """
 
     layers: tuple[LayerTrace, ...]
     prefix: int
@@ -46,18 +50,18 @@ class Trace:
 
     @property
     def counts(self) -> Int[Tensor, "b l"]:
-        """Patch tokens left after each layer's merge."""
+        """How many patch tokens each image has after each layer's merge."""
         return torch.stack([layer.plan.count for layer in self.layers], 1)
 
     @property
     def r(self) -> Int[Tensor, "b l"]:
-        """Patch tokens merged away at each layer."""
+        """How many patch tokens each image loses at each layer."""
         start = torch.full_like(self.counts[:, :1], self.patches)
         return -torch.diff(self.counts, dim=1, prepend=start)
 
     @property
     def merged(self) -> Counts:
-        """Patch tokens merged away in all."""
+        """How many patch tokens each image loses in all layers together."""
         return self.patches - self.counts[:, -1]
 
     @property
@@ -66,12 +70,12 @@ class Trace:
         return torch.stack([layer.redundancy for layer in self.layers], 1)
 
     def plan(self, layer: int = -1) -> Plan:
-        """All merges up to and including `layer` as one plan from the original patches."""
+        """All merges up to and including `layer` as one plan, which starts at the original patches."""
         last = range(len(self.layers))[layer]
         return reduce(Plan.then, (step.plan for step in self.layers[: last + 1]))
 
     def slots(self, layer: int = -1) -> Int[Tensor, "b n"]:
-        """For every original patch, the token it is part of after `layer`."""
+        """For every original patch, the number of the token that it is part of after `layer`."""
         return self.plan(layer).slot
 
     def __str__(self) -> str:
@@ -91,7 +95,7 @@ class Trace:
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """The traces of several batches as one, padded to the longest."""
+    """The traces of several batches of one model as one trace, padded to the longest image."""
     if len(traces) == 1:
         return traces[0]
     layers = [_join_layer(steps) for steps in zip(*(trace.layers for trace in traces), strict=True)]
@@ -99,17 +103,19 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 
 def _join_layer(steps: Sequence[LayerTrace]) -> LayerTrace:
+    """The same layer of several batches as one."""
     width = max(step.plan.width for step in steps)
     plan = Plan(
-        slot=_stack([step.plan.slot for step in steps], -1),
+        slot=_pad_and_cat([step.plan.slot for step in steps], -1),
         count=torch.cat([step.plan.count for step in steps]),
         width=width,
         ragged=any(step.plan.ragged or step.plan.width != width for step in steps),
     )
-    salience, size = _stack([step.salience for step in steps], 0), _stack([step.size for step in steps], 0)
+    salience, size = _pad_and_cat([step.salience for step in steps], 0), _pad_and_cat([step.size for step in steps], 0)
     return LayerTrace(plan, salience, size, torch.cat([step.redundancy for step in steps]))
 
 
-def _stack(rows: Sequence[Tensor], fill: int) -> Tensor:
+def _pad_and_cat(rows: Sequence[Tensor], fill: int) -> Tensor:
+    """Arrays `(b, n)` of different widths as one, filled up to the widest."""
     width = max(row.shape[1] for row in rows)
     return torch.cat([torch.nn.functional.pad(row, (0, width - row.shape[1]), value=fill) for row in rows])

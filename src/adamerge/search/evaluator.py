@@ -178,7 +178,7 @@ def _link(recipe: Recipe, state: reference.State, depth: int, heads: Heads | Non
         ones = torch.ones_like(state.size)
         return ones, no_links(ones)
     with torch.autocast(state.x.device.type, enabled=False):
-        return recipe.link(reference.look(state, depth, heads))
+        return recipe.link(reference.build_evidence(state, depth, heads))
 
 
 def gather_images(model: nn.Module, images: Images) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A plain block by oneDNN's products gives the host's numbers; any other block runs its own layers."""
+"""A plain block with oneDNN's linear layers gives the host's results; any other block runs its own layers."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from hosts.families import RECIPES, build, pictures
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import adamerge
 from adamerge.patching.apply import stack_of
@@ -23,7 +24,7 @@ def views(model: nn.Module):
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 197])
 @pytest.mark.parametrize("family", ["vit", "deit3"])
-def test_the_host_s_numbers(family, rows):
+def test_the_results_are_those_of_the_host(family, rows):
     view = views(build(family))[0]
     quick = with_onednn(view, FLOAT32)
     x = torch.randn(rows, view.shape.dim, generator=torch.Generator().manual_seed(rows))
@@ -37,21 +38,32 @@ def test_the_host_s_numbers(family, rows):
     assert (quick.scale, quick.fused, quick.dropout) == (view.scale, view.fused, view.dropout)
 
 
-def test_a_pass_takes_them(monkeypatch):
-    model, images, seen = build("vit"), pictures(6), []
-    product = onednn._product
-    monkeypatch.setattr(onednn, "_product", lambda x, *rest, **how: seen.append(len(x)) or product(x, *rest, **how))
-    with torch.inference_mode():
+class RowsOfOneDnnCalls(TorchDispatchMode):
+    """Records how many rows each call of oneDNN's linear layer gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "_linear_pointwise" in str(func):
+            self.rows.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_forward_pass_calls_onednn_with_the_rows_that_are_left():
+    model, images = build("vit"), pictures(6)
+    with torch.inference_mode(), RowsOfOneDnnCalls() as calls:
         adamerge.apply(model, RECIPES["adaptive"](model, images), "packed")(images)
+    seen = calls.rows
     assert len(seen) == 4 * len(model.blocks)
-    # Every product has the rows that are left, and merging leaves fewer.
     assert seen == sorted(seen, reverse=True) and seen[-1] < seen[0]
-    # Adaptive counts come out new with every batch; products are made for few numbers of rows.
+    # Adaptive counts differ from batch to batch; rows are rounded up, so that oneDNN sees few different numbers.
     assert all(rows == round_up_rows(rows) for rows in seen if rows < seen[0])
 
 
 class Quantised(torch.Tensor):
-    """Acts like a tensor, and is none."""
+    """A subclass of tensor, as quantised weights are."""
 
 
 def hooked(model: Any) -> None:
@@ -75,7 +87,7 @@ def test_a_block_that_is_not_plain_runs_its_own_layers(change):
     assert with_onednn(first, FLOAT32) is first and isinstance(with_onednn(second, FLOAT32), OneDnnView)
 
 
-def test_other_precisions_and_a_library_that_is_turned_off(monkeypatch):
+def test_other_precisions_and_a_disabled_onednn_keep_the_view(monkeypatch):
     view = views(build("vit"))[0]
     assert with_onednn(view, FLOAT32.double()) is view and with_onednn(view, FLOAT32.bfloat16()) is view
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)

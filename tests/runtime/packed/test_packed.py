@@ -1,4 +1,4 @@
-"""The ragged road in plain torch gives the reference's numbers, and its layouts are what they say."""
+"""The packed runtime in plain torch gives the reference's results, and layouts describe their arrays."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,7 +22,7 @@ from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, token_index, uniform_layout, unpad
 
 CPU = torch.device("cpu")
-# One that combines tokens in its own way, one that drops them, one that keeps their length, one that asks for places.
+# One combines padded tokens, one drops tokens, one keeps norms, one reads places.
 MORE: dict[str, Recipe] = {"tofu": tofu(2), "ats": ats(9), "preset": protect(r=2.5), "dsm": dsm(2.5, 1)}
 
 

@@ -1,6 +1,7 @@
-"""The ragged road: the tokens of a batch in one array without padding, so that every layer works on those that exist.
+"""The forward pass of one block on packed tokens, in plain torch.
 
-All is plain torch here, and decisions are the reference's, made on a padded copy; `fused` does the same with kernels.
+Layers compute on existing tokens only.  Merges are decided by `Recipe.decide` on padded copies, as in the reference.
+The triton backend calls `merge` for recipes that its kernels cannot decide.
 """
 
 from dataclasses import replace
@@ -35,7 +36,7 @@ from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 
-# Parts that make one token of several by the decision alone, whatever rows they are given.
+# Combine parts that read the decision only, so that they can run on packed rows instead of padded tokens.
 COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
 
 # Query, key and value of all packed rows, and the scale of their scores.
@@ -43,7 +44,7 @@ PackedAttention = tuple[PackedHeads, PackedHeads, PackedHeads, float]
 
 
 def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
-    """One block, with the recipe's merge before it or between its attention and its MLP."""
+    """Run one block; the recipe's merge comes before it or between its attention and its MLP."""
     if recipe.site == "before_block":
         state = merge(state, recipe, depth)
     with stage("qkv"):
@@ -65,10 +66,14 @@ def merge(
     depth: int,
     heads: PackedAttention | None = None,
 ) -> PackedState:
-    """Decide one merge as the reference does, on padded copies, and carry it out on the packed rows."""
+    """Decide one merge on padded copies of the tokens, as the reference does, and apply it to the packed rows.
+
+    `heads` are the queries, keys and values of this block when the merge comes after attention.  The new state's `x`
+    can have unused rows at its end.
+    """
     layout = state.layout
     with stage("decide"):
-        evidence = look(state, recipe, depth, heads)
+        evidence = build_evidence(state, recipe, depth, heads)
         with torch.autocast(state.x.device.type, enabled=False):
             decision = recipe.decide(evidence)
     plan = decision.plan
@@ -78,7 +83,7 @@ def merge(
         after = uniform_layout(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
         if plan.ragged:
             after = ragged_layout(plan.count.tolist(), layout.prefix, state.x.device)
-        # How many tokens an adaptive recipe leaves is new with every batch.
+        # An adaptive recipe leaves another number of tokens in every batch; see `round_up_rows`.
         rows = round_up_rows(after.total) if recipe.ragged and state.x.device.type == "cpu" else after.total
         packed = _as_one_image(decision, layout, after, rows)
         size = tally(state.size[None, : layout.total], packed.plan)[0]
@@ -103,7 +108,7 @@ def merge(
     )
 
 
-def look(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
+def build_evidence(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
     """The evidence for one merge, padded to the longest image.  Tokens, places and heads are padded when first read."""
     layout = state.layout
     return Evidence(
@@ -124,13 +129,13 @@ def _padded_heads(
     state: PackedState, recipe: Recipe, query: PackedHeads, key: PackedHeads, value: PackedHeads, scale: float
 ) -> Heads:
     """Queries, keys and values of all tokens, `(b, longest, heads, k)`; each array is padded when first read."""
-    whole = replace(state.layout, prefix=0)
+    all_tokens = replace(state.layout, prefix=0)
     return Heads(
-        query=deferred(lambda: pad(query, whole, whole.longest)),
-        key=deferred(lambda: pad(key, whole, whole.longest)),
-        value=deferred(lambda: pad(value, whole, whole.longest)),
+        query=deferred(lambda: pad(query, all_tokens, all_tokens.longest)),
+        key=deferred(lambda: pad(key, all_tokens, all_tokens.longest)),
+        value=deferred(lambda: pad(value, all_tokens, all_tokens.longest)),
         scale=scale,
-        bias=_bias(state, recipe, whole),
+        bias=_bias(state, recipe, all_tokens),
     )
 
 
@@ -142,39 +147,41 @@ def _places(state: PackedState) -> Slots:
 
 
 def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
-    """The decision as that of one image which owns all rows: prefix tokens are among them, each alone in its slot.
+    """The decision for the batch as a decision for one image that has all packed rows, `(1, total)`.
 
-    Of its `width` slots, those behind all images get no token.
+    Prefix tokens are included, each alone in its slot.  The plan has `width` slots; those after the last image stay
+    empty.
     """
     plan, links, prefix, tokens = decision.plan, decision.links, layout.prefix, token_index(layout)
 
     def row(value: Tensor, fill: float = 0) -> Tensor:
         return unpad(torch.nn.functional.pad(value, (prefix, 0), value=fill), tokens)[None]
 
-    def rows(to: Plan, where: Layout) -> Tensor:
-        return unpad(to.behind(prefix).slot + where.offsets[:-1, None], tokens)[None]
+    def absolute(slots: Plan, target: Layout) -> Tensor:
+        return unpad(slots.after_prefix(prefix).slot + target.offsets[:-1, None], tokens)[None]
 
-    slot, partner = rows(plan, after), rows(replace(plan, slot=links.partner), layout)
+    slot, partner = absolute(plan, after), absolute(replace(plan, slot=links.partner), layout)
     count = torch.full((1,), after.total, device=slot.device)
     own = Links(row(links.value), partner, row(links.source), None)
     return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
 
 
-def _bias(state: PackedState, recipe: Recipe, whole: Layout) -> Tensor | None:
-    """What the attention that these heads come from added to its scores."""
+def _bias(state: PackedState, recipe: Recipe, all_tokens: Layout) -> Tensor | None:
+    """What this block's attention added to its scores, `(b, 1, 1, longest)`: log sizes, and -inf for padding."""
     proportional = recipe.proportional_attention and state.merged
-    if whole.uniform and not proportional:
+    if all_tokens.uniform and not proportional:
         return None
     value = state.size.log() if proportional else torch.zeros_like(state.size)
-    return pad(value, whole, whole.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
+    return pad(value, all_tokens, all_tokens.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
 
 
 def _prefix_tokens(x: Packed, layout: Layout) -> Tensor:
-    """The prefix tokens of every image."""
+    """The prefix tokens of every image, `(b, prefix, d)`."""
     row = layout.offsets[:-1, None] + torch.arange(layout.prefix, device=x.device)
     return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
 
 
 def _layer_trace(decision: Decision, after: Layout, size: PerRow) -> LayerTrace:
+    """The trace of one layer; `after` and `size` are the layout and the sizes after its merge."""
     padded = pad(size, after, after.most).to(decision.salience.dtype)
     return LayerTrace(decision.plan, decision.salience, padded, decision.links.redundancy)

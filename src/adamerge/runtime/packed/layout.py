@@ -1,4 +1,4 @@
-"""Where each image's tokens lie in one packed array."""
+"""The layout of a packed array: which rows belong to which image, and the ways to and from padded arrays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ RowSlots = Int[Tensor, " total"]
 class Layout:
     """Image `b` owns rows `offsets[b] .. offsets[b + 1] - 1`: its prefix first, then its patches.
 
-    `total` and `longest` are Python numbers, so that nobody asks the device for them.  They are exact, or upper bounds
-    where the counts of a merge have not come back from the device yet; rows behind the last image belong to nobody.
-    `uniform` says that every image is known to have `longest` tokens.
+    `total` is the number of rows and `longest` the most tokens of an image.  Both are Python integers, so that reading
+    them needs no synchronisation with the device.  They are upper bounds while the counts of a merge have not been read
+    back from the device; rows after the last image are unused.  `uniform` is True if every image is known to have
+    `longest` tokens.
     """
 
     offsets: Int[Tensor, " bounds"]
@@ -53,17 +54,17 @@ def uniform_layout(images: int, tokens: int, prefix: int, device: torch.device) 
 
 
 def padded_rows(layout: Layout, width: int) -> tuple[Int[Tensor, "b w"], Tensor]:
-    """For a padded array of `width` patch tokens: the packed row of each place, and whether there is a token."""
-    places = torch.arange(width, device=layout.offsets.device)
-    there = places < layout.patches[:, None]
-    row = layout.offsets[:-1, None].long() + layout.prefix + places
-    return torch.where(there, row, 0), there
+    """For a padded `(b, width)` array of patch tokens: the packed row of each entry, and a mask of those that exist."""
+    positions = torch.arange(width, device=layout.offsets.device)
+    valid = positions < layout.patches[:, None]
+    row = layout.offsets[:-1, None].long() + layout.prefix + positions
+    return torch.where(valid, row, 0), valid
 
 
 def pad(packed: Tensor, layout: Layout, width: int, fill: float = 0.0) -> Tensor:
-    """Per-token values of the patches, packed `(total, …)`, as a padded `(b, width, …)` array.
+    """Per-token values, packed `(total, …)`, as a padded `(b, width, …)` array of the patches alone.
 
-    A view where there is nothing to pad.
+    `fill` is written into the padding.  The result is a view of `packed` when nothing has to be padded.
     """
     if layout.uniform and width == layout.most and layout.images:
         return packed[: layout.total].unflatten(0, (layout.images, layout.longest))[:, layout.prefix :]
@@ -74,35 +75,39 @@ def pad(packed: Tensor, layout: Layout, width: int, fill: float = 0.0) -> Tensor
             image[:count] = packed[begin + layout.prefix : end]
             image[count:] = fill
         return padded
-    # Elsewhere counts are on the device, where nobody asks for them.
-    row, there = padded_rows(layout, width)
-    return torch.where(there.view(*there.shape, *[1] * (packed.dim() - 1)), packed[row], fill)
+    # On other devices a gather is used: a loop would have to read the offsets back.
+    row, valid = padded_rows(layout, width)
+    return torch.where(valid.view(*valid.shape, *[1] * (packed.dim() - 1)), packed[row], fill)
 
 
 def round_up_rows(total: int) -> int:
-    """A number of rows for so many tokens, one of few: libraries that make code for each number seldom make it anew.
+    """The number of rows to allocate for `total` tokens, rounded up so that few different numbers occur.
 
-    At most seven rows or two percent of them stay empty.
+    oneDNN compiles and caches a kernel for each number of rows; fewer numbers mean fewer compilations.  At most seven
+    rows, or two percent of them, stay unused.
     """
     step = max(8, 1 << max(total.bit_length() - 7, 0))
     return -(-total // step) * step
 
 
 def token_index(layout: Layout) -> Int[Tensor, " total"] | None:
-    """Where the tokens lie in a padded `(b, longest, …)` array whose rows are counted through; None: everywhere."""
+    """The indices of the tokens in a padded `(b, longest, …)` array with its first two dimensions flattened.
+
+    None if the array has no padding.
+    """
     if layout.uniform:
         return None
-    there = torch.arange(layout.longest, device=layout.offsets.device) < layout.offsets.diff()[:, None]
-    return there.flatten().nonzero()[:, 0]
+    valid = torch.arange(layout.longest, device=layout.offsets.device) < layout.offsets.diff()[:, None]
+    return valid.flatten().nonzero()[:, 0]
 
 
-def unpad(padded: Tensor, where: Int[Tensor, " total"] | None) -> Tensor:
-    """Per-token values, padded `(b, longest, …)`, as a packed `(total, …)` array, by what `inside` says."""
-    return padded.flatten(0, 1) if where is None else padded.flatten(0, 1).index_select(0, where)
+def unpad(padded: Tensor, tokens: Int[Tensor, " total"] | None) -> Tensor:
+    """Per-token values, padded `(b, longest, …)`, as a packed `(total, …)` array; `tokens` is from `token_index`."""
+    return padded.flatten(0, 1) if tokens is None else padded.flatten(0, 1).index_select(0, tokens)
 
 
 def ragged_layout(counts: Sequence[int], prefix: int, device: torch.device) -> Layout:
-    """The layout of images with so many patches each."""
+    """The layout of images with `counts` patch tokens each."""
     ends = torch.tensor([0, *counts], device=device) + prefix
     ends[0] = 0
     longest = max(counts, default=0) + prefix
@@ -111,7 +116,7 @@ def ragged_layout(counts: Sequence[int], prefix: int, device: torch.device) -> L
 
 
 def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllTokens:
-    """Packed tokens as `(b, prefix + patches, d)`: every patch gets a copy of the token it became part of."""
+    """Packed tokens as `(b, prefix + patches, d)`: every original patch gets a copy of the token it was merged into."""
     images, patches = history.shape
     begin = layout.offsets[:-1, None]
     head = torch.arange(layout.prefix, device=begin.device).expand(images, layout.prefix)

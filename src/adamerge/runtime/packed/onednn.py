@@ -1,6 +1,7 @@
-"""A plain block on a CPU with oneDNN's products, GELU in the product before it.
+"""A plain block on CPU with oneDNN's linear layers; GELU is fused into the first layer of the MLP.
 
-In float32 torch's own linear layer asks MKL, whose speed falls with the number of rows; merging is about having fewer.
+For float32, torch's linear layer calls MKL, which does less work per second when there are fewer rows.  Merging makes
+rows fewer, and oneDNN keeps more of its speed then.
 """
 
 from dataclasses import dataclass
@@ -14,25 +15,25 @@ from adamerge.runtime.block_view import BlockShape, LinearParams, NormParams, Pl
 
 
 def with_onednn(view: View, x: Tensor) -> View:
-    """The view with oneDNN's products where the block is plain and they exist; otherwise the view as it is."""
+    """A view of the same block that calls oneDNN, if the block is plain and `x` is float32 on CPU; else `view`."""
     if not (isinstance(view, PlainView) and x.device.type == "cpu" and x.dtype == torch.float32 and available()):
         return view
-    numbers = view.params()
-    return view if numbers is None else OneDnnView(view, numbers)
+    weights = view.params()
+    return view if weights is None else OneDnnView(view, weights)
 
 
 def available() -> bool:
-    """Whether oneDNN is there, and nobody turned it off (`torch.backends.mkldnn.enabled`)."""
-    there = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
-    return bool(there) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether this torch has oneDNN and `torch.backends.mkldnn.enabled` is set."""
+    usable = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    return bool(usable) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 @dataclass(frozen=True)
 class OneDnnView:
-    """A view of the same block: the same numbers up to rounding, in less time."""
+    """A view of the same block whose linear layers run in oneDNN: the same results up to rounding."""
 
     view: View
-    numbers: PlainBlockParams
+    weights: PlainBlockParams
 
     @property
     def fused(self) -> bool:
@@ -52,22 +53,22 @@ class OneDnnView:
 
     def qkv(self, x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
         shape = self.view.shape
-        products = _product(_normed(x, self.numbers.norm1), self.numbers.qkv)
-        query, key, value = products.unflatten(-1, (3, shape.heads, shape.key_dim)).unbind(-3)
+        projected = _linear(_normed(x, self.weights.norm1), self.weights.qkv)
+        query, key, value = projected.unflatten(-1, (3, shape.heads, shape.key_dim)).unbind(-3)
         return query, key, value
 
     def project(self, attended: Float[Tensor, "n h k"]) -> Float[Tensor, "n d"]:
-        return _scaled(_product(attended.flatten(-2), self.numbers.project), self.numbers.gamma1)
+        return _scaled(_linear(attended.flatten(-2), self.weights.project), self.weights.gamma1)
 
     def mlp(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        hidden = _product(_normed(x, self.numbers.norm2), self.numbers.fc1, activate=True)
-        return _scaled(_product(hidden, self.numbers.fc2), self.numbers.gamma2)
+        hidden = _linear(_normed(x, self.weights.norm2), self.weights.fc1, activate=True)
+        return _scaled(_linear(hidden, self.weights.fc2), self.weights.gamma2)
 
 
-def _product(x: Tensor, layer: LinearParams, activate: bool = False) -> Tensor:
-    """A linear layer, with exact GELU if asked for."""
-    then, how = ("gelu", "none") if activate else ("none", "")
-    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, then, [], how)
+def _linear(x: Tensor, layer: LinearParams, activate: bool = False) -> Tensor:
+    """A linear layer, followed by exact GELU if `activate`."""
+    activation, variant = ("gelu", "none") if activate else ("none", "")
+    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, activation, [], variant)
 
 
 def _normed(x: Tensor, norm: NormParams) -> Tensor:

@@ -18,8 +18,8 @@ class PackedState:
     """The packed tokens `x`, where each image's rows are (`layout`), and how many patches each token stands for.
 
     `history[b, p]` is the patch token that original patch `p` of image `b` is part of now, counted within its image.
-    `merged` is False until the first merge.  `steps` has one function per finished layer; it builds that layer's
-    trace, so that a trace nobody reads costs nothing.
+    `merged` is False until the first merge.  `steps` has one function per finished layer; calling it builds that
+    layer's trace, so that a trace that is not read costs nothing.
 
     Three values are None unless a kernel computed them together with `x`: `logs`, the base-2 logarithms of the sizes;
     `normed`, the output of the next block's first norm; `inverse`, one over the length of each token.
@@ -43,7 +43,7 @@ class PackedState:
 
 
 def pack(x: AllTokens, prefix: int, class_token: bool = False) -> PackedState:
-    """The state before the first block: `(b, t, d)` tokens, each of size 1, the first `prefix` of them no patches."""
+    """The state before the first block: `(b, t, d)` tokens, each of size 1; the first `prefix` are prefix tokens."""
     b, n, d = x.shape
     size = torch.ones(b * n, device=x.device)
     history = torch.arange(n - prefix, device=x.device, dtype=torch.int32).repeat(b, 1)
@@ -51,7 +51,7 @@ def pack(x: AllTokens, prefix: int, class_token: bool = False) -> PackedState:
 
 
 def unpack(state: PackedState) -> AllTokens:
-    """The tokens in the host's shape, `(b, t, d)`: every patch gets a copy of the token it became part of."""
+    """The tokens in the host's shape, `(b, t, d)`: every original patch gets a copy of the token it was merged into."""
     images, patches = state.history.shape
     if not state.merged:
         return state.x.view(images, state.layout.prefix + patches, state.x.shape[1])
