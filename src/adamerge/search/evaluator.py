@@ -34,6 +34,12 @@ AT_ONCE = {"cpu": 32}
 AT_ONCE_ELSEWHERE = 256
 
 
+def check_loss(loss: object) -> None:
+    """Refuse what is not the name of a loss; None stands for the loss that fits the model."""
+    if loss is not None and loss not in get_args(Loss):
+        raise BadOption(f"loss must be one of {', '.join(get_args(Loss))}; got {loss!r}")
+
+
 @dataclass(frozen=True)
 class SweepResult:
     """What one sweep found: the recipe with its statistics, and for each image its loss, its cost and its counts.
@@ -57,6 +63,7 @@ class Evaluator:
         self, model: nn.Module, images: Sequence[Tensor], *, cost: CostCount = "true", loss: Loss | None = None
     ):
         check_cost(cost)
+        check_loss(loss)
         if not images:
             raise BadImages("there are no images to tune on; pass at least one batch")
         self.model, self.host = model, find_host(model)
@@ -205,11 +212,9 @@ def _kind(loss: Loss | None, output: Any, logits: bool) -> Loss:
         raise UnsupportedModel(
             f"tuning needs a model that gives one row for each image, logits or features; got {shape}"
         )
-    if loss is None:
-        return "kl" if logits else "features"
-    if loss not in get_args(Loss):
-        raise BadOption(f"loss must be one of {', '.join(get_args(Loss))}; got {loss!r}")
-    return loss
+    if loss is not None:
+        return loss
+    return "kl" if logits else "features"
 
 
 def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b k"]:

@@ -1,4 +1,4 @@
-"""The options of the tuner, checked once."""
+"""The options of the tuner, all checked in one place."""
 
 import os
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 from adamerge.core.budget import check_number
 from adamerge.core.errors import BadOption
 from adamerge.flops import CostCount, check_cost
-from adamerge.search.evaluator import Loss
+from adamerge.search.evaluator import Loss, check_loss
 from adamerge.search.target import Target
 
 DEFAULT_CUT = 0.3
@@ -15,7 +15,7 @@ DEFAULT_CUT = 0.3
 
 @dataclass(frozen=True)
 class TuningOptions:
-    """What `adamerge.tune` takes besides the model and the images; its docstring says what each means."""
+    """The options of `adamerge.tune`, which its docstring explains; wrong values are refused by name."""
 
     cut: float | None = None
     cost: CostCount = "true"
@@ -32,23 +32,30 @@ class TuningOptions:
     def __post_init__(self) -> None:
         if sum(given is not None for given in (self.cut, self.gmacs, self.latency_ratio)) > 1:
             raise BadOption("give one of cut, gmacs and latency_ratio, to say what it may cost")
-        check_cost(self.cost)
-        # Making the target refuses a cut or a cost that means nothing.
+        # `target` checks cut and gmacs.
         if self.target is None:
             _check_latency_ratio(self.latency_ratio)
-        if isinstance(self.tries, bool) or not isinstance(self.tries, int) or self.tries < 1:
+        check_cost(self.cost)
+        check_loss(self.loss)
+        if not _is_whole(self.seed):
+            raise BadOption(f"seed must be a whole number; got {self.seed!r}")
+        if not _is_whole(self.tries) or self.tries < 1:
             raise BadOption(f"tries must be a whole number >= 1; got {self.tries!r}")
         if self.time_limit is not None:
             check_number("time_limit", self.time_limit, at_least=0)
 
     @property
     def target(self) -> Target | None:
-        """The cost to meet; None where it follows from the latency, which has to be measured."""
+        """The cost to meet; None for a latency ratio, whose cut has to be measured."""
         if self.latency_ratio is not None:
             return None
         if self.gmacs is not None:
             return Target(gmacs=self.gmacs)
         return Target(cut=self.cut if self.cut is not None else DEFAULT_CUT)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def _check_latency_ratio(ratio: Any) -> None:
