@@ -93,6 +93,16 @@ def test_same_plans_same_outputs(family, recipe):
         assert before.redundancy[:, 1].tolist() == after.redundancy[:, 1].tolist() == [0.0] * len(images)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_batch_without_images_gives_outputs_without_images(recipe):
+    model = build("vit").to(DEVICE)
+    adamerge.apply(model, RECIPES[recipe](model, pictures(3).to(DEVICE)), "packed")
+    with_kernels(model)
+    with torch.inference_mode():
+        assert model(pictures(1).to(DEVICE)[:0]).shape == (0, 10)
+    assert adamerge.trace(model).r.shape == (0, 3)
+
+
 # Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("recipe, capturing", [("adaptive", False), ("threshold", True), ("preset on tokens", False)])

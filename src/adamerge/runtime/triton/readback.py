@@ -39,7 +39,7 @@ class Readback:
             if self.event is not None:
                 self.event.synchronize()
             counts = self.host.tolist()
-            longest, total = max(counts) + layout.prefix, sum(counts) + layout.prefix * len(counts)
+            longest, total = max(counts, default=0) + layout.prefix, sum(counts) + layout.prefix * len(counts)
             uniform = total == longest * len(counts)
         layout = replace(layout, total=total, longest=longest, uniform=uniform)
         normed = None if state.normed is None else state.normed[:total]
