@@ -1,4 +1,4 @@
-"""Digests that name cached results and identify journals: one for tensors, one for JSON data."""
+"""Digests of tensors and of JSON data; they identify stored results and journals of the tuner."""
 
 import hashlib
 import json
@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-# Values of a tensor that enter its digest, at least, where it has so many.
+# At least this many values of a tensor enter its digest; all values if it has fewer.
 SAMPLES = 4096
 
 
 def digest_tensors(tensors: Iterable[Tensor]) -> str:
-    """SHA-256 of evenly spaced values of each tensor, as float64; shapes, dtypes and devices do not enter.
+    """SHA-256 of evenly spaced values of each tensor, as float64.  Shapes, dtypes and devices do not enter.
 
-    Journals of the tuner hold this digest: another definition would make them another task, and no search resumable.
+    Journals of the tuner contain this digest.  With another definition, no older journal could be resumed.
     """
     digest = hashlib.sha256()
     for tensor in tensors:
@@ -24,5 +24,5 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 
 
 def digest_json(data: Any) -> str:
-    """SHA-256 of JSON data, the first 24 digits; the order of keys does not matter."""
+    """The first 24 hexadecimal digits of the SHA-256 of JSON data; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]

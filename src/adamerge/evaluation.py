@@ -1,4 +1,4 @@
-"""What merging costs and saves on labelled images: accuracy, agreement with the unmerged model, cost, speed."""
+"""Evaluates a recipe on labelled images: accuracy, agreement with the unmerged model, cost and speed."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +22,21 @@ from adamerge.timing import time_call
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per-image results of a merged model beside the unmerged one, on the same images, batch by batch."""
+    """Results of a merged model and of the unmerged model on the same `n` images.
+
+    Attributes:
+        top1: whether the merged model's first choice is the label.
+        top5: whether the label is among the merged model's first five choices.
+        full_top1: whether the unmerged model's first choice is the label.
+        agreement: whether both models have the same first choice.
+        kl: KL(unmerged || merged) of the predicted distributions.
+        cost: multiply-accumulates of each image.
+        full_cost: multiply-accumulates of the unmerged model.
+        r: tokens merged in each image at each of `l` layers.
+        seconds: time of the merged model for the timed images.
+        full_seconds: time of the unmerged model for the same images.
+        timed: number of timed images.
+    """
 
     top1: Bool[Tensor, " n"]
     top5: Bool[Tensor, " n"]
@@ -37,7 +51,7 @@ class Evaluation:
     timed: int
 
     def summary(self) -> dict[str, Any]:
-        """The figures a table shows; fractions are fractions, costs are 10^9 multiply-accumulates."""
+        """Means over the images, as JSON data: accuracies as fractions, costs in 10^9 multiply-accumulates."""
         merged = self.r.sum(1).double()
         return {
             "images": len(self.top1),
@@ -67,10 +81,10 @@ def evaluate(
     runtime: Runtime = "auto",
     progress: bool = True,
 ) -> Evaluation:
-    """Run `model` unmerged and with `recipe` over `(images, labels)` batches; the model is left as it was found.
+    """Run `model` unmerged and with `recipe` over batches of (images, labels); the model is restored afterwards.
 
-    `runtime` is as in `apply`.  Both are timed on the same batches, one after the other; the first batch warms up and
-    is not timed when there are more.
+    `runtime` is as in `apply`.  Both models are timed on the same batches, alternating.  The first batch is a warm-up
+    and not timed, unless it is the only one.
     """
     rows: list[tuple[Tensor, ...]] = []
     seconds: list[tuple[int, float, float]] = []
@@ -109,7 +123,7 @@ def evaluate(
 
 
 def time_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
-    """The logits of a batch, and the seconds they took."""
+    """The logits (images, classes) of a batch, and the seconds that the forward pass took."""
     output, seconds = time_call(lambda: model(images), images.device)
     logits = getattr(output, "logits", output)  # transformers returns an object with this field
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[1] < 2:
@@ -119,7 +133,10 @@ def time_logits(model: nn.Module, images: Tensor) -> tuple[Tensor, float]:
 
 
 def judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Top-1, top-5, the unmerged model's top-1, agreement and KL(full || merged) of each image."""
+    """For each image: top-1, top-5, top-1 of the unmerged model, agreement, and KL(full || merged).
+
+    `full` and `merged` are the logits (images, classes) of the unmerged and of the merged model.
+    """
     kl = kl_divergence(full.double().log_softmax(1), merged.double().log_softmax(1))
     best = merged.topk(min(5, merged.shape[1]), dim=1).indices
     choice, full_choice = merged.argmax(1), full.argmax(1)
@@ -127,5 +144,5 @@ def judge(full: Tensor, merged: Tensor, labels: Tensor) -> tuple[Tensor, Tensor,
 
 
 def kl_divergence(full: Float[Tensor, "n c"], merged: Float[Tensor, "n c"]) -> Float[Tensor, " n"]:
-    """KL(full || merged) of each image, from log-probabilities; pass them as float64."""
+    """KL(full || merged) of each image, from log-probabilities in float64."""
     return (full.exp() * (full - merged)).sum(1)

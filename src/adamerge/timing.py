@@ -1,4 +1,4 @@
-"""The wall-clock time of one call, with the device idle before and after it."""
+"""Wall-clock time of a call; the device is synchronised before and after it."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def time_call(call: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What `call` returns and the seconds it took, work that it queued on `device` included."""
+    """The result of `call` and the seconds it took, including the work that it queued on `device`."""
     _synchronise(device)
     begin = time.perf_counter()
     result = call()

@@ -1,1 +1,1 @@
-"""Images: batches that users pass, folders of files, drawn images."""
+"""Images: batches from users, image folders, generated images."""

@@ -1,4 +1,4 @@
-"""Whatever a user passes as images, as an iterable of image batches."""
+"""Converts the `images` argument of the library's functions to image batches."""
 
 from collections.abc import Iterable, Iterator, Sized
 from typing import Any
@@ -9,12 +9,12 @@ from adamerge.core.errors import BadImages
 
 Images = Tensor | Iterable[Any]
 
-# How many images of a plain tensor go through a model at once.
+# A tensor of images is split into batches of this size.
 BATCH = 64
 
 
 def batches(images: Images) -> Iterator[Tensor]:
-    """The image batches of a tensor `(images, 3, h, w)`, or of an iterable of batches or of `(batch, labels)`."""
+    """The image batches of a tensor (n, channels, height, width), or of an iterable of batches or (batch, labels)."""
     if isinstance(images, Tensor):
         _check(images)
         yield from images.split(BATCH) if len(images) else ()
@@ -32,7 +32,7 @@ def batches(images: Images) -> Iterator[Tensor]:
 
 
 def number_of_batches(images: Images) -> int | None:
-    """How many batches there will be, if that is known; for progress bars."""
+    """The number of batches for progress bars; None if unknown."""
     if isinstance(images, Tensor):
         return -(-len(images) // BATCH)
     return len(images) if isinstance(images, Sized) else None

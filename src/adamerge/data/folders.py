@@ -1,4 +1,4 @@
-"""Images from a folder, preprocessed as a timm model expects; unreadable files are named, never fatal."""
+"""Reads images from a folder with a timm model's preprocessing; unreadable files are skipped and listed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from adamerge.hosts.base import find_host
 
 @dataclass(frozen=True)
 class Batch:
-    """Images and labels that could be read, and the files that could not."""
+    """The images and labels of a batch, and the paths of the files that could not be read."""
 
     images: Tensor
     labels: Tensor
@@ -23,7 +23,7 @@ class Batch:
 
 
 class Folder(Dataset[tuple[Tensor | None, int, str]]):
-    """An ImageFolder (`root/class/image`) whose unreadable files come back as None."""
+    """An ImageFolder (`root/class/image`) of (image, label, path); the image is None if the file cannot be read."""
 
     def __init__(self, root: str | Path, transform: Any):
         from torchvision.datasets import ImageFolder
@@ -48,7 +48,7 @@ class Folder(Dataset[tuple[Tensor | None, int, str]]):
         path, label = self.files.samples[index]
         try:
             image = self.files.loader(path)
-        except Exception:  # Pillow raises many kinds, down to SyntaxError, for damaged files.
+        except Exception:  # for damaged files Pillow raises many types, even SyntaxError
             return None, label, path
         return self.transform(image), label, path
 
@@ -64,8 +64,8 @@ def folder_loader(
 ) -> DataLoader[Batch]:
     """Batches of an ImageFolder with timm's evaluation transform for `model`.
 
-    `limit` takes that many images spread evenly over the folder, so that all classes are met.  Unless `labelled`, the
-    folder's classes need not be the model's.
+    `limit` selects that many evenly spaced images, so that all classes are covered.  If `labelled`, the folder must
+    have as many classes as the model.
     """
     from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
 
@@ -82,14 +82,14 @@ def folder_loader(
 
 
 def normalise(model: nn.Module, images: Tensor) -> Tensor:
-    """Images in [0, 1] normalised as `model` expects."""
+    """Images in [0, 1], normalised with the mean and standard deviation of `model`."""
     wanted = _preprocessing(model)
     mean, std = (torch.tensor(wanted[name], device=images.device)[:, None, None] for name in ("mean", "std"))
     return (images - mean) / std
 
 
 def _preprocessing(model: nn.Module) -> dict[str, Any]:
-    """timm's evaluation settings for a model, in the size that the model has now, whatever it was trained in."""
+    """timm's evaluation settings for a model, with the model's current image size."""
     from timm.data import resolve_model_data_config  # pyright: ignore[reportPrivateImportUsage]
 
     settings: dict[str, Any] = resolve_model_data_config(model)
@@ -97,14 +97,14 @@ def _preprocessing(model: nn.Module) -> dict[str, Any]:
 
 
 def even_indices(total: int, limit: int) -> list[int]:
-    """`limit` indices spread evenly over `total`."""
+    """`limit` evenly spaced indices below `total`; all if `limit` is larger."""
     if limit < 1:
         raise BadImages(f"the number of images must be at least 1; got {limit}")
     return [i * total // limit for i in range(limit)] if limit < total else list(range(total))
 
 
 def collate(items: list[tuple[Tensor | None, int, str]]) -> Batch:
-    """A batch of what could be read."""
+    """The batch of all items that could be read."""
     good = [(image, label) for image, label, _ in items if image is not None]
     images = torch.stack([image for image, _ in good]) if good else torch.empty(0, 3, 1, 1)
     labels = torch.tensor([label for _, label in good], dtype=torch.long)
@@ -112,7 +112,7 @@ def collate(items: list[tuple[Tensor | None, int, str]]) -> Batch:
 
 
 class Readable:
-    """The batches of a loader with unreadable files taken out and remembered."""
+    """Iterates over (images, labels) of a loader, and collects the paths of unreadable files in `unreadable`."""
 
     def __init__(self, loader: DataLoader[Batch]):
         self.loader = loader
@@ -128,7 +128,7 @@ class Readable:
                 yield batch.images, batch.labels
 
     def complaint(self) -> str | None:
-        """What to tell the user about unreadable files, if there are any."""
+        """A message about unreadable files; None if there are none."""
         if not self.unreadable:
             return None
         named = ", ".join(self.unreadable[:5]) + (", …" if len(self.unreadable) > 5 else "")

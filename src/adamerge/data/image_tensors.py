@@ -1,4 +1,4 @@
-"""Images to time on: real ones from a folder, or drawn ones of any size; counts that adapt need both to differ."""
+"""Tensors of images for calibration and timing: generated, or read from a folder."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from adamerge.hosts.base import find_host
 
 
 def drawn_images(model: nn.Module, count: int, *, seed: int) -> Tensor:
-    """Images of the embedded generator in the size, normalisation, dtype and place of the model."""
+    """`count` images of the embedded generator, with the size, normalisation, dtype and device of the model."""
     from adamerge.embedded import scenes
 
     parameter = next(model.parameters())
@@ -23,7 +23,7 @@ def drawn_images(model: nn.Module, count: int, *, seed: int) -> Tensor:
 
 
 def folder_images(model: nn.Module, root: str | Path, count: int, *, workers: int = 2) -> tuple[Tensor, Readable]:
-    """Images spread over a folder, as the model expects them, and what can complain of unreadable files."""
+    """Evenly spaced images (count, 3, h, w) of a folder, preprocessed for the model; and their reader."""
     parameter = next(model.parameters())
     batches = Readable(folder_loader(model, root, workers=workers, limit=count, labelled=False))
     parts = [images.to(parameter.dtype) for images, _ in batches]

@@ -11,7 +11,7 @@ from adamerge.core.errors import BadOption
 RESAMPLES = 10_000
 # The middle 95 % of the resampled means.
 LOW, HIGH = 0.025, 0.975
-# Numbers drawn at once; more are no faster and take memory.
+# Random numbers per chunk; limits the memory.
 CHUNK = 2**22
 
 
@@ -25,17 +25,17 @@ class Interval:
 
 
 def paired(a: Float[Tensor, " n"], b: Float[Tensor, " n"], *, seed: int = 0) -> Interval:
-    """The mean of `a - b` over the images; each resample draws images, and with an image both of its numbers."""
+    """The mean of `a - b` over the images with its interval; a resample takes both numbers of each drawn image."""
     if a.shape != b.shape:
         raise BadOption(f"paired needs the same images on both sides; got {len(a)} and {len(b)}")
     return intervals((a.double() - b.double())[:, None], seed=seed)[0]
 
 
 def intervals(values: Float[Tensor, "n k"], *, seed: int = 0) -> list[Interval]:
-    """The mean of each column with its interval.
+    """The mean of each column of `values` (images, columns) with its interval.
 
-    All columns see the same resamples, which depend on the number of images and the seed alone: a column has the same
-    interval whatever stands beside it.
+    All columns use the same resamples, which depend only on the number of images and the seed.  So the interval of a
+    column does not depend on the other columns.
     """
     if len(values) == 0:
         raise BadOption("an interval needs at least one image; got none")
@@ -50,7 +50,7 @@ def intervals(values: Float[Tensor, "n k"], *, seed: int = 0) -> list[Interval]:
 
 
 def _means(values: Float[Tensor, "n k"], seed: int) -> Float[Tensor, "r k"]:
-    """The means of every resample.  How often each image was drawn, times the values, is one matrix product."""
+    """The means of every resample: the matrix of how often each image was drawn, times the values."""
     n = len(values)
     dice = torch.Generator().manual_seed(seed)
     step = max(1, CHUNK // n)

@@ -1,4 +1,4 @@
-"""Methods side by side at equal cost: each cell of a table is solved, measured, kept on disk, compared with a rival."""
+"""Compares methods at equal cost: every cell (method, budget) is solved, measured, stored and compared with a rival."""
 
 import json
 import os
@@ -36,13 +36,13 @@ from adamerge.search.variants import VARIANTS, Variant, find_variant
 
 Data = Iterable[tuple[Tensor, Tensor]]
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
-# Batches on which the unmerged model runs beside the merged one, in turn, for the speed-up; one more warms up.
+# Batches on which the unmerged and the merged model are timed alternately; one more is a warm-up.
 TIMED = 8
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is asked for: a variant at a target cost; without a target its options, or its recipe, say everything."""
+    """A variant at a target cost; without a target its options, or its recipe, define its strength."""
 
     label: str
     variant: Variant
@@ -76,25 +76,25 @@ def compare(
     name: str = "",
     progress: bool = True,
 ) -> list[ComparisonRow]:
-    """Measure every method at every budget, the first row being the unmerged model; the model is left as it was found.
+    """Measure the unmerged model (first row) and every method at every budget; the model is restored afterwards.
 
-    Finished cells are kept in `out/cells`: a run that was interrupted goes on where it stopped.  A cell that cannot be
-    made, because its target is out of the method's reach or the method does not fit the model, is left out with a
-    warning.  `out` also gets results.csv, results.md and pareto.png.
+    Finished cells are stored in `out/cells`, so that an interrupted run resumes where it stopped.  A cell is left out
+    with a warning if the method cannot reach the target or does not support the model.  The results are written to
+    `out` as results.csv, results.md and pareto.png.
 
     Args:
         model: a supported classifier.
-        calibration_images: what targets are met on, and adaptive methods calibrated on.
-        data: batches of (images, labels); gone through once for each cell, so a list or a loader.
+        calibration_images: images to solve targets on and to calibrate adaptive methods on.
+        data: batches of (images, labels); iterated once for each cell, so a list or a DataLoader.
         methods: labels of `VARIANTS`, or variants by label.
         budgets: cuts, or Targets.
         out: the folder for results.
         native: further variants whose options set their strength, such as `{"tome r=8": Variant("tome", {"r": 8})}`.
-        recipes: further rows for recipes as they are, by label, such as those of `adamerge.tune`.
+        recipes: further recipes by label, such as those of `adamerge.tune`.
         cost: the count of multiply-accumulates that the budgets are given in, "true" or "paper".
-        rival: the label that all others are compared with at each budget; it is added if it is missing.
+        rival: the label that all others are compared with at each budget; added if it is not among the methods.
         tolerance: how far a cost may be from its target, as a share of it.
-        name: what the model is called in the table.
+        name: the model's name in the rows.
         progress: show progress bars.
     """
     check_cost(cost)
@@ -103,13 +103,13 @@ def compare(
         raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
     folder = Path(out)
     store = ResultStore(folder / "cells")
-    bench = Comparison(model, calibration_images, data, cost, tolerance, progress)
+    comparison = Comparison(model, calibration_images, data, cost, tolerance, progress)
     done: list[StoredResult] = []
     missing: list[str] = []
     for cell in cells:
         try:
-            settings = {**bench.identity, "cell": cell.settings}
-            done.append(store.load_or_measure(settings, partial(measure, bench, cell)))
+            settings = {**comparison.identity, "cell": cell.settings}
+            done.append(store.load_or_measure(settings, partial(measure, comparison, cell)))
         except BadOption as error:
             missing.append(f"{cell.label}, {cell.budget}: {error}")
             warnings.warn(f"left out: {missing[-1]}", stacklevel=2)
@@ -123,7 +123,7 @@ def compare(
 
 
 def _draw(rows: Sequence[ComparisonRow], path: Path) -> None:
-    """The picture, where there is something to draw with: a long run on a bare machine must not end in an error."""
+    """Write the plot; without matplotlib only warn, so that a long run does not end in an error."""
     try:
         from adamerge.experiments.comparison_plot import pareto
     except ImportError as error:
@@ -165,7 +165,7 @@ def _cells(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model and its images: what stays the same from cell to cell."""
+    """What all cells share: the model, its images and the settings."""
 
     model: nn.Module
     calibration: Images
@@ -200,39 +200,40 @@ class Comparison:
 
     @property
     def device(self) -> str:
-        """The name of the device the model is on."""
+        """The name of the model's device."""
         return versions(str(next(self.model.parameters()).device))["device"]
 
     @cached_property
     def unmerged(self) -> list[Tensor]:
-        """The logits of the unmerged model, batch by batch; computed once for all cells."""
+        """The logits of the unmerged model for each batch; computed once for all cells."""
         host = find_host(self.model)
         with temporarily_patched(self.model), torch.inference_mode():
             install(host, host.container)
             return [time_logits(self.model, images)[0].cpu() for images, _ in self.batches("unmerged")]
 
     def batches(self, label: str) -> Iterator[tuple[Tensor, Tensor]]:
-        """The data, where the model is."""
+        """The batches of the data on the model's device."""
         parameter = next(self.model.parameters())
         shown = tqdm(self.data, label, number_of_batches(self.data), leave=False, disable=not self.progress)
         for images, labels in shown:
             yield images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
 
 
-def measure(bench: Comparison, cell: Cell) -> StoredResult:
-    """Solve the cell and run it over the data.
+def measure(comparison: Comparison, cell: Cell) -> StoredResult:
+    """Find the recipe of a cell and run it over the data.
 
-    The unmerged model runs beside it on a few batches, for the speed-up: times from another minute would not compare.
+    For the speed-up, the unmerged model is timed alternately with it on a few batches.  Times from different minutes
+    would not be comparable.
     """
-    model, host, unmerged = bench.model, find_host(bench.model), bench.unmerged
-    recipe, facts = _solved(bench, cell)
+    model, host, unmerged = comparison.model, find_host(comparison.model), comparison.unmerged
+    recipe, facts = _solved(comparison, cell)
     columns: list[tuple[Tensor, ...]] = []
     times: list[tuple[int, float, float]] = []
     with temporarily_patched(model), torch.inference_mode():
         prices = meter(model)
         apply(model, recipe)
         merging = stack_of(model)
-        for index, (images, labels) in enumerate(bench.batches(f"{cell.label}, {cell.budget}")):
+        for index, (images, labels) in enumerate(comparison.batches(f"{cell.label}, {cell.budget}")):
             install(host, host.container)
             full_time = time_logits(model, images)[1] if index <= TIMED else 0.0
             install(host, merging)
@@ -243,7 +244,7 @@ def measure(bench: Comparison, cell: Cell) -> StoredResult:
             columns.append(tuple(t.cpu() for t in (*judged, trace(model).counts)))
     *judged, counts = (torch.cat(column) for column in zip(*columns, strict=True))
     cost, full = prices.cost(counts, recipe), prices.unmerged()
-    # The first batch warms up.
+    # The first batch is a warm-up.
     timed, seconds, full_seconds = (sum(column) for column in zip(*(times[1:] or times), strict=True))
     facts |= {"timed": timed, "seconds": seconds, "full_seconds": full_seconds}
     facts |= {"full_true": full.true.item(), "full_paper": full.paper.item()}
@@ -252,31 +253,36 @@ def measure(bench: Comparison, cell: Cell) -> StoredResult:
     return StoredResult(facts, kept)
 
 
-def _solved(bench: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
-    """The recipe of a cell, and what is known before it runs."""
+def _solved(comparison: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe of a cell, and the facts that are known before it runs."""
     variant, target_cut = cell.variant, None
     method = METHODS["none" if cell.recipe is not None else variant.method]
     if cell.recipe is not None:
         recipe, knob, met = cell.recipe, None, True
     elif cell.target is None:
-        recipe = make_calibrated_recipe(bench.model, bench.calibration, method, variant.options, variant.how)
+        recipe = make_calibrated_recipe(comparison.model, comparison.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:
-        options = {"cost": bench.cost, "tolerance": bench.tolerance, "options": variant.options, "how": variant.how}
-        found = solve(bench.model, bench.calibration, method, cell.target, **options)
+        options = {
+            "cost": comparison.cost,
+            "tolerance": comparison.tolerance,
+            "options": variant.options,
+            "how": variant.how,
+        }
+        found = solve(comparison.model, comparison.calibration, method, cell.target, **options)
         recipe, knob, met, target_cut = found.recipe, found.knob, found.met, found.target_cut
     extra = {} if variant.how is None else {"how": variant.how}
-    dtype = str(next(bench.model.parameters()).dtype).removeprefix("torch.")
+    dtype = str(next(comparison.model.parameters()).dtype).removeprefix("torch.")
     return recipe, {
         "method": cell.label,
         "options": json.dumps({**variant.options, **extra}),
         "budget": cell.budget,
-        "cost": bench.cost,
+        "cost": comparison.cost,
         "target_cut": target_cut,
         "knob": knob,
         "met": met,
-        "device": bench.device,
+        "device": comparison.device,
         "dtype": dtype,
-        "versions": json.dumps({**versions(), "device": bench.device}),
+        "versions": json.dumps({**versions(), "device": comparison.device}),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }

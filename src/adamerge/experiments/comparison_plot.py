@@ -1,4 +1,4 @@
-"""The picture of a comparison: accuracy against cost, accuracy against speed, divergence against compute saved."""
+"""Plots a comparison: accuracy against cost, accuracy against speed, KL divergence against compute saved."""
 
 import os
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ LINES = ("-", (0, (4, 2)), (0, (1, 1.5)))
 
 
 def pareto(rows: Sequence[ComparisonRow], path: str | os.PathLike[str], *, title: str = "") -> Path:
-    """Draw a comparison, a curve for each method, with 95 % intervals; hollow markers missed their target.
+    """Plot a comparison: a curve for each method with 95 % intervals; hollow markers missed their target.
 
     Args:
         rows: what `compare` returns; the row of method "none" is the unmerged model.
         path: the PNG to write.
-        title: what the figure says on top; by default the model, the images and the device.
+        title: the title of the figure; by default the model, the images and the device.
     """
     if not rows:
         raise BadOption("pareto needs at least one row; got none")
@@ -35,14 +35,14 @@ def pareto(rows: Sequence[ComparisonRow], path: str | os.PathLike[str], *, title
     with drawing(path, WIDTH, height) as figure:
         bottom, top = (height - PANELS + 110) / height, 1 - 90 / height
         panels = [figure.add_axes((left, bottom, 0.27, top - bottom)) for left in (0.05, 0.385, 0.72)]
-        _dress(panels[0], f"GMACs per image ({cost})", "top-1 accuracy (%)")
-        _dress(panels[1], "speed-up", "top-1 accuracy (%)")
-        _dress(panels[2], f"compute saved ({cost}, %)", "KL(unmerged ‖ merged)")
+        _style(panels[0], f"GMACs per image ({cost})", "top-1 accuracy (%)")
+        _style(panels[1], "speed-up", "top-1 accuracy (%)")
+        _style(panels[2], f"compute saved ({cost}, %)", "KL(unmerged ‖ merged)")
         panels[2].set_yscale("log")
         for index, (method, points) in enumerate(curves.items()):
             gmacs = [(getattr(row, f"gmacs_{cost}"), *_accuracy(row), row.met) for row in points]
             speed = [(row.speedup, *_accuracy(row), row.met) for row in points]
-            # A logarithmic axis has no place for the 0 of a method that changed nothing.
+            # A logarithmic axis cannot show 0.
             divergence = [
                 (100 * getattr(row, f"cut_{cost}"), row.kl, max(row.kl_low, row.kl / 100), row.kl_high, row.met)
                 for row in points
@@ -71,9 +71,9 @@ def pareto(rows: Sequence[ComparisonRow], path: str | os.PathLike[str], *, title
 
 
 def _accuracy(row: ComparisonRow) -> tuple[float, float, float]:
-    """Top-1 in per cent, with the interval of its difference to the unmerged model around it.
+    """Top-1 in percent, and the ends of an interval around it: the interval of its difference to the unmerged model.
 
-    The images are the same for all methods, so what they have in common is no uncertainty of a comparison.
+    All methods use the same images, so the interval of the accuracy itself would be too wide for comparing them.
     """
     unmerged = 100 * row.top1 - row.delta_top1
     return 100 * row.top1, unmerged + row.delta_top1_low, unmerged + row.delta_top1_high
@@ -85,7 +85,7 @@ def _curve(axes: Axes, points: list[tuple[float, float, float, float, bool]], in
         return
     x, y, low, high, met = zip(*sorted(points), strict=True)
     colour = COLOURS[index % len(COLOURS)]
-    # The second round of colours takes other markers and lines.
+    # When the colours repeat, markers and line styles differ.
     marker = MARKERS[(index + index // len(COLOURS)) % len(MARKERS)]
     axes.plot(
         x,
@@ -114,7 +114,7 @@ def _curve(axes: Axes, points: list[tuple[float, float, float, float, bool]], in
         )
 
 
-def _dress(axes: Axes, x: str, y: str) -> None:
+def _style(axes: Axes, x: str, y: str) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)

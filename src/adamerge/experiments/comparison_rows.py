@@ -15,8 +15,11 @@ from adamerge.flops import CostCount
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One cell of the comparison.  Accuracies are fractions, their differences points; `*_low` and `*_high` are the
-    ends of 95 % intervals over images; `*_vs_rival` is this method minus the rival at the same budget."""
+    """One cell of a comparison.
+
+    Accuracies are fractions, their differences percentage points.  `*_low` and `*_high` are the ends of 95 % intervals
+    over images.  `*_vs_rival` is this method minus the rival at the same budget.
+    """
 
     model: str
     method: str
@@ -59,7 +62,7 @@ class ComparisonRow:
 
 
 def to_csv(rows: Sequence[ComparisonRow]) -> str:
-    """The rows with all their fields; what does not apply is empty."""
+    """The rows as CSV with all fields; fields that do not apply are empty."""
     return write_table([field.name for field in fields(ComparisonRow)], (asdict(row) for row in rows))
 
 
@@ -80,7 +83,7 @@ VERSUS = ("Δ top-1", "Δ KL")
 
 
 def texts(row: ComparisonRow) -> tuple[str, ...]:
-    """A row as a table shows it, under `COLUMNS` and, against the rival, `VERSUS`.  ≈ marks a target not met."""
+    """The cells of a row as text, for `COLUMNS` and `VERSUS`.  ≈ marks a target that is not met."""
     return (
         "unmerged" if row.method == "none" else row.method,
         "" if row.method == "none" else row.budget + (" ≈" if not row.met else ""),
@@ -103,13 +106,13 @@ def _ends(mean: float | None, low: float | None, high: float | None, form: str) 
 
 
 def headings(rows: Sequence[ComparisonRow]) -> tuple[str, ...]:
-    """What stands over the texts of these rows."""
+    """The headings for the texts of these rows."""
     rival = next((row.rival for row in rows if row.rival), "rival")
     return (*COLUMNS, *(f"{column} vs {rival}" for column in VERSUS))
 
 
 def to_markdown(rows: Sequence[ComparisonRow], missing: Sequence[str] = ()) -> str:
-    """The rows as a table, with what it was measured on; `missing` says what was left out and why."""
+    """The rows as a Markdown table with the conditions of the run; `missing` lists the cells that were left out."""
     first = rows[0]
     lines = [
         f"# {first.model}: methods at equal {first.cost} cost",
@@ -127,7 +130,7 @@ def to_markdown(rows: Sequence[ComparisonRow], missing: Sequence[str] = ()) -> s
 
 
 def make_rows(results: Sequence[StoredResult], rival: str, model: str) -> list[ComparisonRow]:
-    """A row for each result, with intervals; the rival of a result is the one of that label at the same budget."""
+    """A row for each result, with intervals; each is compared with the result labelled `rival` at the same budget."""
     rivals = {r.facts["budget"]: r for r in results if r.facts["method"] == rival and r.facts["target_cut"] is not None}
     columns: list[Tensor] = []
     for result in results:

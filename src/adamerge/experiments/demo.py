@@ -1,4 +1,4 @@
-"""The whole thing on a machine without network: the embedded model on images it draws itself."""
+"""A demonstration without network access: the embedded model on generated images."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ from adamerge.plots import frontier, gallery
 CALIBRATION_IMAGES = 48
 # For each compression: r_max of AdaMerge as published, r_max of the variant below, and r of ToMe.
 TIERS = ((14, 12, 4), (27, 28, 12))
-# Cosines make centrality mean "much like the rest", so that background merges first; raw dot products do not.
+# With cosine affinity, centrality is high for tokens similar to the others, so background merges first.
 VARIANT: dict[str, Any] = {
     "affinity": "cosine",
     "split": "alternating",
@@ -32,7 +32,7 @@ VARIANT: dict[str, Any] = {
 
 
 def run(out: Path, images: int) -> Group:
-    """Calibrate, evaluate, draw; everything is written to `out`; the result is ready to print."""
+    """Calibrate, evaluate and plot; writes everything to `out` and gives the text to print."""
     model = load()
     drawn = scenes(0, images, seed=TEST_SEED)
     data = list(zip(preprocess(drawn.images).split(64), drawn.labels.split(64), strict=True))
@@ -55,7 +55,7 @@ def run(out: Path, images: int) -> Group:
 
 
 def draw_gallery(model: nn.Module, recipe: Recipe, drawn: Scenes, path: Path) -> Path:
-    """Four scenes from plain to cluttered, with what the model merged in each."""
+    """Plot four scenes, from plain to cluttered, with what the model merged in each."""
     by_clutter = drawn.clutter.argsort()
     chosen = by_clutter[torch.linspace(0, len(by_clutter) - 1, 4).long()]
     apply(model, recipe)

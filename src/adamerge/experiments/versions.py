@@ -1,4 +1,4 @@
-"""What a result was measured with."""
+"""The versions and the device that a result was measured with."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -9,7 +9,7 @@ import adamerge
 
 
 def versions(device: str = "cpu") -> dict[str, str]:
-    """Versions of everything that shapes a number, and the name of the machine's processor kind."""
+    """Versions of Python and of the libraries that affect results, the machine type and the device name."""
     found = {"python": platform.python_version(), "machine": platform.machine(), "adamerge": adamerge.__version__}
     for name in ("torch", "timm", "torchvision"):
         try:

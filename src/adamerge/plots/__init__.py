@@ -1,4 +1,4 @@
-"""Pictures of what merging does: mosaics and heat maps of single images, galleries, and figures of results."""
+"""Figures: merged tokens and salience of single images, galleries, and plots of results."""
 
 from adamerge.plots.figures import frontier, gallery, layers
 from adamerge.plots.one_image import heat, mosaic, slots_entering

@@ -1,4 +1,4 @@
-"""Figures measured in pixels, drawn without a display and written to disk whole or not at all."""
+"""A figure with a size in pixels, drawn without a display and written atomically."""
 
 import os
 from collections.abc import Iterator
@@ -15,25 +15,25 @@ from PIL import Image
 from adamerge.core.errors import BadOption
 from adamerge.core.files import write_atomically
 
-# A power of two, so that pixels to inches and back is exact.
+# A power of two, so that conversion between pixels and inches is exact.
 DPI = 128
 
 TEXT = "#1a1a1f"
 FAINT = "#6e6e78"
 RULE = "#e4e4e9"
-# Okabe and Ito's colours, told apart with any colour vision; the strongest first.
+# The palette of Okabe and Ito, distinct with any colour vision; the strongest colours first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 
 @contextmanager
 def drawing(path: str | os.PathLike[str], width: int, height: int) -> Iterator[Figure]:
-    """A white figure of so many pixels to draw on; it is written to `path` as PNG once it is complete."""
+    """A context manager that gives a white figure to draw on, and writes it to `path` as PNG at the end."""
     if Path(path).suffix.lower() != ".png":
         raise BadOption(f"pictures are written as PNG; got the path {str(path)!r}. Let its name end in .png.")
-    # What a user's matplotlibrc says must not change the pictures.
+    # A user's matplotlibrc must not change the figures.
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "text.usetex": False, "axes.facecolor": "white"}):
-        # A figure with a canvas of its own: pyplot would keep it alive, and look for a display.
+        # Not by pyplot, which would keep the figure alive and look for a display.
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, facecolor="white")
         canvas = FigureCanvasAgg(figure)
         yield figure

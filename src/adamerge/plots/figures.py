@@ -1,4 +1,4 @@
-"""Figures of a run: what merging did to images, what it costs and saves, where in the network it happens."""
+"""Figures of results: what was merged in images, accuracy against cost, merges per layer."""
 
 import math
 import os
@@ -20,9 +20,9 @@ from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 from adamerge.plots.one_image import grid_of, heat, mosaic, slots_entering
 from adamerge.runtime.trace import Trace
 
-# Pixels.  Five tiles make a figure about 1600 wide, a README's full width on a screen of two pixels per point.
+# Pixels.  Five tiles make a figure about 1600 pixels wide: the full width of a README at two pixels per point.
 TILE, GAP, MARGIN, HEADER, CAPTION = 306, 14, 20, 74, 44
-# What the axis of a cost says; any other name is shown as it is.
+# Axis labels of costs; any other name is its own label.
 COSTS = {
     "gmacs": "GMACs per image",
     "gmacs_paper": "GMACs per image (blocks only)",
@@ -47,7 +47,7 @@ def gallery(
 
     Args:
         images: (images, 3, height, width) in [0, 1], in the order of the batch that was traced.
-        trace: what the merged model did with them; it may hold more images, of which the first are shown.
+        trace: the trace of the merged model on them; it may hold further images.
         path: the PNG to write.
         titles: a caption for each image.
         salience_layers: the early and the late layer whose salience is shown; the second and the last unless given.
@@ -114,7 +114,7 @@ def frontier(
             unmerged model.
         path: the PNG to write.
         cost: which field is the cost: "gmacs", "cut" (a fraction), or any other number.
-        title: what the figure says on top.
+        title: the title of the figure.
     """
     points = [_point(index, row, cost) for index, row in enumerate(rows)]
     curves: dict[str, list[tuple[float, float]]] = {}
@@ -153,10 +153,10 @@ def frontier(
         if cost == "cut":
             axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.grid(color=RULE, linewidth=0.8)
-        # Expensive costs make curves rise to the right, savings make them fall: the corner without curves differs.
+        # Accuracy rises with cost and falls with savings, so the corner without curves differs.
         corner = "lower left" if cost in ("cut", "speedup") else "lower right"
         axes.legend(loc=corner, frameon=False, fontsize=10.5, labelcolor=TEXT, handlelength=2.4)
-        _entitle(figure, title)
+        _write_title(figure, title)
     return Path(path)
 
 
@@ -168,7 +168,7 @@ def layers(
     Args:
         settings: a trace or a table (images, layers) of merged tokens, such as `evaluation.r`; or several, by name.
         path: the PNG to write.
-        title: what the figure says on top.
+        title: the title of the figure.
     """
     named = settings if isinstance(settings, Mapping) else {"": settings}
     tables = {name: _table(name, of) for name, of in named.items()}
@@ -215,12 +215,12 @@ def layers(
             fontsize=9,
             color=FAINT,
         )
-        _entitle(figure, title)
+        _write_title(figure, title)
     return Path(path)
 
 
 def _layers_of(depth: int, name: str, pair: tuple[int, int]) -> tuple[int, int]:
-    """Two layers as numbers from 0; negative ones count from the end."""
+    """Two layer indices, with negative ones counted from the end."""
     if len(pair) != 2 or any(not -depth <= layer < depth for layer in pair):
         raise BadOption(f"{name} must be two layers from 0 to {depth - 1} (or -{depth} to -1); got {pair}")
     return pair[0] % depth, pair[1] % depth
@@ -237,14 +237,14 @@ def _write_sheet(
     captions: list[list[str]],
     headings: list[tuple[str, str]],
 ) -> None:
-    """Pictures in rows and columns, each pixel of theirs one of the figure, with headings above and captions below."""
+    """Write images in rows and columns, unscaled, with headings above the columns and captions below the images."""
     width, height = strips[0][0].size
     across = 2 * MARGIN + len(headings) * (width + GAP) - GAP
     down = HEADER + len(strips) * (height + CAPTION) + MARGIN // 2
     with drawing(path, across, down) as figure:
 
         def write(x: int, y: int, text: str, **style: Any) -> None:
-            # Titles are plain text: a dollar sign in one is no formula.
+            # Titles are plain text: a dollar sign does not start a formula.
             figure.text(x / across, 1 - y / down, text, va="baseline", parse_math=False, **style)
 
         for column, (heading, subheading) in enumerate(headings):
@@ -256,7 +256,7 @@ def _write_sheet(
             for column, (picture, caption) in enumerate(zip(strip, words, strict=True)):
                 x = MARGIN + column * (width + GAP)
                 figure.figimage(np.asarray(picture), xo=x, yo=down - y - height, origin="upper")
-                # About 11 pixels a character at this size.
+                # A character is about 11 pixels wide at this size.
                 caption = shorten(caption, max(width // 11, 8), placeholder=" …")
                 write(x, y + height + 24, caption, fontsize=9.5, color=TEXT)
 
@@ -271,7 +271,7 @@ def _axes(figure: Figure, *, left: float, right: float, bottom: float, top: floa
     return axes
 
 
-def _entitle(figure: Figure, title: str) -> None:
+def _write_title(figure: Figure, title: str) -> None:
     figure.text(0.022, 0.965, title, va="top", fontsize=13, fontweight="bold", color=TEXT, parse_math=False)
 
 

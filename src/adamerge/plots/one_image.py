@@ -1,4 +1,4 @@
-"""Pictures of one image: its patches painted by the token they became part of, or by how much that token matters."""
+"""Pictures of one image: its patches coloured by merged token (mosaic), or by the salience of their token (heat)."""
 
 from typing import Literal
 
@@ -14,23 +14,23 @@ from adamerge.runtime.trace import Trace
 Pixels = Float[np.ndarray, "h w 3"]
 Grid = Int[np.ndarray, "rows cols"]
 
-# Fractions of a patch: half the width of the line, and how far its dark rim reaches beyond.
+# Fractions of a patch: half the width of the line, and the width of its dark rim.
 LINE = 0.026
 RIM = 0.03
-# Pixels: a thinner line would be a grey one.
+# Pixels: a thinner line would look grey.
 THINNEST_LINE = 0.75
-# Light ink alone is lost on light patches, dark ink on dark ones; a light line with a dark rim is lost on neither.
+# A light line with a dark rim is visible on light and on dark patches.
 INK = np.array([1.0, 1.0, 1.0])
 SHADE = np.array([0.0, 0.0, 0.0])
 RIM_OPACITY = 0.5
 # Below this many pixels the line would cover the patch.
 SMALLEST_PATCH = 4
-# Images that went through a model's normalisation reach well beyond [0, 1]; rounding does not.
+# Tolerance for values outside [0, 1]; normalised images exceed it.
 SLACK = 1e-3
 
 
 def mosaic(image: Tensor, slots: Tensor, *, grid: tuple[int, int] | None = None, scale: int | float = 3) -> Image.Image:
-    """Paint every merged token over its patches in their mean colour, and draw a line around each token.
+    """Fill the patches of every merged token with their mean colour, and draw a line around each token.
 
     A line runs exactly where neighbouring patches belong to different tokens.  Patches of one token need not touch:
     the shared colour shows that they belong together.  A patch that is a token by itself shows its own pixels.
@@ -49,7 +49,7 @@ def mosaic(image: Tensor, slots: Tensor, *, grid: tuple[int, int] | None = None,
 
     patch = min(enlarged.shape[0] / rows, enlarged.shape[1] / cols)
     distance = _distance_to_border(tokens, *enlarged.shape[:2])
-    # A pixel is covered as far as the line reaches past its centre: this is what smooths ends and odd widths.
+    # The coverage of a pixel is how far the line extends past its centre: anti-aliasing.
     reach = max(LINE * patch, THINNEST_LINE) + 0.5
     line = np.clip(reach - distance, 0, 1)[..., None]
     rim = RIM_OPACITY * np.clip(reach + RIM * patch - distance, 0, 1)[..., None]
@@ -66,7 +66,7 @@ def heat(
     scale: int | float = 3,
     by: Literal["rank", "value"] = "rank",
 ) -> Image.Image:
-    """Lay the salience of each token over its patches, dark to bright, with the image showing through.
+    """Colour the patches of each token by its salience, dark to bright, over the image in grey.
 
     Args:
         image: (3, height, width) in [0, 1].
@@ -74,8 +74,8 @@ def heat(
         slots: for every patch, row by row, the token it is part of when its salience is measured; see `slots_entering`.
         grid: rows and columns of patches; square unless given.
         scale: size of the picture relative to the image.
-        by: colour by rank among the image's tokens, which shows the order whatever the distribution (softmax makes it
-            very uneven), or by value between the least and the greatest.
+        by: colour by rank among the image's tokens, or by value between the minimum and the maximum.  Softmax makes
+            values very uneven, so ranks show more.
     """
     from matplotlib import colormaps
 
@@ -99,7 +99,7 @@ def heat(
 
 
 def slots_entering(trace: Trace, layer: int) -> Int[Tensor, "b n"]:
-    """For every patch, the token it is part of where `layer` measures salience: after all layers before it."""
+    """For every patch (images, patches), the token it is part of when it enters `layer`, which measures salience."""
     depth = len(trace.layers)
     if not -depth <= layer < depth:
         raise BadOption(f"layer must be from 0 to {depth - 1} (or -{depth} to -1); got {layer}")
@@ -167,7 +167,7 @@ def _enlarge(pixels: Pixels, tokens: Grid, scale: int | float) -> Float[np.ndarr
 
 
 def _stretch(values: np.ndarray, over: Pixels) -> np.ndarray:
-    """Repeat what is known per patch over the pixels of the patch."""
+    """Repeat values per patch for each pixel of the patch."""
     rows, cols = values.shape[:2]
     return values.repeat(over.shape[0] // rows, 0).repeat(over.shape[1] // cols, 1)
 
@@ -186,12 +186,12 @@ def _mean_colours(
 
 
 def _distance_to_border(tokens: Grid, height: int, width: int) -> Float[np.ndarray, "h w"]:
-    """For each pixel, how far its centre is from the nearest border between different tokens; no more than a patch.
+    """For each pixel, the distance of its centre from the nearest border between tokens, at most one patch.
 
-    The nearest border touches the pixel's own patch: it is one of its four sides, or a corner where others end.
+    The nearest border is one of the four sides of the pixel's patch, or a corner where other borders end.
     """
     rows, cols = tokens.shape
-    # [i, j]: is there a border above patch (i, j), to the left of it?  One row and column more for the far sides.
+    # above[i, j], left[i, j]: is there a border above, or left of, patch (i, j)?  One more row or column for the end.
     above = np.zeros((rows + 1, cols), bool)
     above[1:-1] = tokens[1:] != tokens[:-1]
     left = np.zeros((rows, cols + 1), bool)
@@ -217,14 +217,14 @@ def _distance_to_border(tokens: Grid, height: int, width: int) -> Float[np.ndarr
 
 
 def _ranks(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """The part of the other tokens that each one exceeds, so that equals share a colour; a half if all are equal."""
+    """The share of the other tokens that each one exceeds; equal values get equal ranks, 0.5 if all are equal."""
     if values.min() == values.max():
         return np.full(len(values), 0.5)
     return np.searchsorted(np.sort(values), values) / (len(values) - 1)
 
 
 def _portions(values: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-    """Each value's place between the least and the greatest."""
+    """Each value scaled from 0 (minimum) to 1 (maximum); 0.5 if all are equal."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else np.full(len(values), 0.5)
 

@@ -21,9 +21,9 @@ from adamerge.experiments.benchmark.timing import (
     FORWARD,
     Timing,
     choose_inner,
+    count_syncs,
     interleave,
     stages_of_kernels,
-    waits_within,
 )
 from adamerge.flops import meter
 from adamerge.patching.apply import apply
@@ -111,7 +111,7 @@ def test_only_waits_inside_the_forward_pass_are_counted(device, expected):
         event("cudaDeviceSynchronize", 22, 23),
         event("cudaStreamSynchronize", 5, 6),
     ]
-    assert waits_within(seen) == expected
+    assert count_syncs(seen) == expected
 
 
 def test_the_stages_of_a_graph_are_told_by_its_kernels():
@@ -146,7 +146,7 @@ def test_every_kernel_with_a_stage_of_its_own_is_known():
 
 
 def test_a_profiler_that_saw_no_device_cannot_say_how_often_it_waited():
-    assert waits_within([]) is None
+    assert count_syncs([]) is None
 
 
 def test_a_turn_is_as_long_as_asked_for(model, clock):

@@ -1,4 +1,4 @@
-"""How fast merging is: every contender in turn, in one run, beside the best that the unmerged model can do."""
+"""Benchmarks: merged and unmerged models timed in turn in one run, with speed-ups over the fastest unmerged one."""
 
 from adamerge.data.image_tensors import drawn_images, folder_images
 from adamerge.experiments.benchmark.contenders import (

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark: a model, merged or not, and a way to run it."""
+"""The contenders of a benchmark: a merged or unmerged model, and a way to run it."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,10 +23,12 @@ Run = Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to run a model: `make` gets it and the images it will run on, and gives what is called on them.
+    """A way to run a model.
 
-    `captured` ways are CUDA graphs: they need CUDA, hold their memory all the time and pass no stages.
-    `runtime` is what merging runs on.
+    Attributes:
+        make: takes the model and images of the batch size, and gives the function that runs on such batches.
+        captured: whether it is a CUDA graph; it then needs CUDA, keeps its memory and reports no stages.
+        runtime: the runtime for merging, as in `apply`.
     """
 
     make: Callable[[nn.Module, Tensor], Run]
@@ -36,9 +38,16 @@ class Way:
 
 @dataclass(frozen=True)
 class Contender:
-    """A method run in one way.  `prepare` makes what is timed, `price` says what a batch costs.
+    """A method and a way to run it.
 
-    `facts` are further columns of its rows; `error` is why it cannot take part.
+    Attributes:
+        method: the name of the method.
+        way: the name of the way.
+        prepare: takes a batch and gives the function to time.
+        price: takes a batch and gives the cost of each image.
+        captured: whether it is a CUDA graph.
+        facts: further columns of its rows.
+        error: why it cannot run; empty if it can.
     """
 
     method: str
@@ -56,7 +65,7 @@ def as_it_is(model: nn.Module, images: Tensor) -> Run:
 
 
 def compiled(model: nn.Module, images: Tensor) -> Run:
-    """The model through torch.compile, for images of this very shape: kernels for any shape would be slower."""
+    """The model compiled by torch.compile for this shape; kernels for dynamic shapes would be slower."""
     run: Run = torch.compile(model, dynamic=False)
     return run
 
@@ -85,7 +94,7 @@ MERGED: dict[str, Way] = {
 
 
 def find_ways(known: Mapping[str, Way], names: Sequence[str] | None, device: torch.device) -> dict[str, Way]:
-    """The ways of these names, or without names all that this device has."""
+    """The ways with these names; without names, all that the device supports."""
     if names is None:
         usable = {name: way for name, way in known.items() if device.type == "cuda" or not way.captured}
         return usable
@@ -98,7 +107,7 @@ def find_ways(known: Mapping[str, Way], names: Sequence[str] | None, device: tor
 
 
 def twin(model: nn.Module) -> nn.Module:
-    """A copy of the model's modules around the very same parameters and buffers."""
+    """A copy of the model that shares its parameters and buffers."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
 
@@ -110,14 +119,14 @@ def unmerged_contenders(model: nn.Module, ways: Mapping[str, Way], prices: Meter
 
 
 def merged_contenders(model: nn.Module, entry: Entry, ways: Mapping[str, Way], prices: Meter) -> Iterator[Contender]:
-    """A recipe in every way that it can run."""
+    """An entry's recipe in every way that supports it."""
     host = find_host(model)
     for name, way in ways.items():
         recipe = entry.recipe
         if recipe is None:
             yield Contender(entry.method, name, _nothing, _nothing, way.captured, entry.facts, entry.error)
             continue
-        # What a CUDA graph does cannot depend on the images, unless the kernels know how many tokens are left.
+        # A CUDA graph cannot depend on the images, unless the triton backend reads the token counts on the device.
         fusion = lower(recipe, host.prefix, host.class_token)
         known = way.runtime == "packed" and not isinstance(fusion, str)
         if way.make is graph and recipe.ragged and not known:
@@ -133,7 +142,7 @@ def merged_contenders(model: nn.Module, entry: Entry, ways: Mapping[str, Way], p
 
 
 def pricing(model: nn.Module, recipe: Recipe, prices: Meter) -> Callable[[Tensor], Cost]:
-    """What a merged model spends on each image of a batch, from the tokens it really kept."""
+    """A function that gives the cost of each image of a batch, from the token counts of a forward pass."""
 
     def price(images: Tensor) -> Cost:
         model(images)
@@ -144,7 +153,7 @@ def pricing(model: nn.Module, recipe: Recipe, prices: Meter) -> Callable[[Tensor
 
 
 def describe(error: Exception) -> str:
-    """An error in one line."""
+    """The error as one line of text."""
     words = str(error).strip().splitlines()
     return f"{type(error).__name__}: {words[0]}" if words else type(error).__name__
 

@@ -1,4 +1,4 @@
-"""The recipes of a benchmark: variants at a wanted cost, found as a comparison finds them."""
+"""The recipes of a benchmark: variants solved for a target cost, as in a comparison."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from adamerge.search.variants import Variant, find_variant
 
 @dataclass(frozen=True)
 class Entry:
-    """A recipe with its name, and what is known of how it was found; without a recipe, why there is none."""
+    """A recipe with its name, options and target; `error` says why there is no recipe."""
 
     method: str
     recipe: Recipe | None
@@ -32,7 +32,7 @@ class Entry:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Its columns in a row."""
+        """The entry's columns in a row."""
         return {"options": self.options, "knob": self.knob, "target": self.target, "cost": self.cost}
 
 
@@ -47,12 +47,12 @@ def make_entries(
     tolerance: float = 0.005,
     progress: bool = True,
 ) -> list[Entry]:
-    """Every method at every target, calibrated where it adapts; a target out of reach gives an entry that says so.
+    """Every method at every target, calibrated if it adapts; an unreachable target gives an entry with an error.
 
     Args:
-        model: a supported model; it is left as it was found.
-        calibration: images to meet targets and calibrate on, other than those that are timed.
-        methods: labels of `solve.VARIANTS`, or variants by label.
+        model: a supported model; restored afterwards.
+        calibration: images to solve targets and calibrate on; use others for timing.
+        methods: labels of `VARIANTS`, or variants by label.
         targets: cuts, or Targets.
         native: further variants whose options set their strength.
         cost: the count of multiply-accumulates that the targets are given in, "true" or "paper".

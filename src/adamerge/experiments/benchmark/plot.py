@@ -1,4 +1,4 @@
-"""The picture of a benchmark: speed-up against batch size, with what the saved compute promises beside it."""
+"""Plots a benchmark: speed-up against batch size, with the ratio of costs for comparison."""
 
 import os
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ DASHES = (0, (4, 2))
 
 
 def speed(rows: Sequence[BenchmarkRow], path: str | os.PathLike[str], *, title: str = "") -> Path:
-    """Draw the speed-up of each method over the best unmerged contender, in its fastest way at each batch size.
+    """Plot the speed-up of each method, run in its fastest way, over the fastest unmerged contender.
 
-    Bars go from the 20th to the 80th percentile of the method's time; dashed is the ratio of true costs.
+    Bars show the 20th to the 80th percentile of the method's time; dashed lines show the ratio of true costs.
 
     Args:
-        rows: what `bench` returns, of one model, dtype and device.
+        rows: the rows of `bench`, for one model, dtype and device.
         path: the PNG to write.
-        title: what the figure says on top; by default the model, the image size and the device.
+        title: the title of the figure; by default the model, the image size and the device.
     """
     curves = _curves(rows)
     if not curves:
@@ -37,14 +37,14 @@ def speed(rows: Sequence[BenchmarkRow], path: str | os.PathLike[str], *, title: 
     with drawing(path, WIDTH, height) as figure:
         bottom, top = (height - PANEL + 100) / height, 1 - 80 / height
         axes = figure.add_axes((0.08, bottom, 0.89, top - bottom))
-        _dress(axes, sorted({row.batch for points in curves.values() for row in points}))
+        _style(axes, sorted({row.batch for points in curves.values() for row in points}))
         for index, (name, points) in enumerate(curves.items()):
             _curve(axes, points, index, name)
         words = title or f"{model}, {size} pixels, {dtype} on {device}"
         figure.text(
             0.03, 1 - 22 / height, words, va="top", fontsize=13, fontweight="bold", color=TEXT, parse_math=False
         )
-        ideal = Line2D([], [], color=FAINT, linestyle=DASHES, label="all that the saved compute promises")
+        ideal = Line2D([], [], color=FAINT, linestyle=DASHES, label="ratio of costs")
         handles = [*axes.get_legend_handles_labels()[0], ideal]
         figure.legend(
             handles=handles, loc="lower center", ncols=LEGEND_COLUMNS, frameon=False, fontsize=10, labelcolor=TEXT
@@ -53,7 +53,7 @@ def speed(rows: Sequence[BenchmarkRow], path: str | os.PathLike[str], *, title: 
 
 
 def _curves(rows: Sequence[BenchmarkRow]) -> dict[str, list[BenchmarkRow]]:
-    """For each method and target, the fastest way of the latest group at each batch size."""
+    """For each method and target, the row of the fastest way in the latest run at each batch size."""
     found: dict[tuple[int, str], BenchmarkRow] = {}
     for row in rows:
         if row.method == "none" or row.speedup is None:
@@ -88,12 +88,12 @@ def _curve(axes: Axes, points: Sequence[BenchmarkRow], index: int, name: str) ->
         low, middle, high = row.ms_p20, row.ms_p50, row.ms_p80
         if low and middle and high:
             axes.vlines(row.batch, height * middle / high, height * middle / low, color=colour, alpha=0.6, zorder=2)
-    promised = [(row.batch, row.ideal_true) for row in points if row.ideal_true is not None]
-    if promised:
-        axes.plot(*zip(*promised, strict=True), color=colour, linestyle=DASHES, linewidth=1.1, alpha=0.8, zorder=2)
+    ideal = [(row.batch, row.ideal_true) for row in points if row.ideal_true is not None]
+    if ideal:
+        axes.plot(*zip(*ideal, strict=True), color=colour, linestyle=DASHES, linewidth=1.1, alpha=0.8, zorder=2)
 
 
-def _dress(axes: Axes, sizes: Sequence[int]) -> None:
+def _style(axes: Axes, sizes: Sequence[int]) -> None:
     axes.set_axisbelow(True)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -104,4 +104,4 @@ def _dress(axes: Axes, sizes: Sequence[int]) -> None:
     axes.tick_params(colors=TEXT, labelsize=10, length=0, pad=6)
     axes.grid(color=RULE, linewidth=0.8)
     axes.set_xlabel("images in a batch", fontsize=11, color=TEXT, labelpad=8)
-    axes.set_ylabel("speed-up over the best unmerged way", fontsize=11, color=TEXT, labelpad=8)
+    axes.set_ylabel("speed-up over the fastest unmerged model", fontsize=11, color=TEXT, labelpad=8)

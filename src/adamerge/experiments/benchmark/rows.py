@@ -1,4 +1,4 @@
-"""A benchmark's figures as rows of a file that only grows."""
+"""The rows of a benchmark, and the CSV files that they are appended to."""
 
 import os
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ from adamerge.experiments.csv_tables import read_columns, read_table, rename_col
 class BenchmarkRow:
     """One contender at one batch size.
 
-    Times are milliseconds per batch.  `speedup` is against `best_unmerged`, the fastest unmerged contender of the same
-    group, that is of the same date, batch and dtype.  `ideal` is the unmerged cost over the merged one, `reached` is
-    the share of that gain that `speedup` has.  `stages` holds milliseconds by stage, `deciding` the share of the
-    forward pass that decisions and merges take.  `peak_mb` is all device memory in use at the worst moment of a call,
-    `own_mb` how much of that the call itself took.
+    Times are milliseconds per batch.  `speedup` is relative to `best_unmerged`, the fastest unmerged contender of the
+    group: the rows with the same date, batch size and dtype.  `ideal_*` is unmerged cost / merged cost, `reached_*` is
+    (speedup - 1) / (ideal - 1).  `cost` is the count that `target` is given in.  `stages` holds milliseconds by stage,
+    `deciding` the share of decisions and merges in the forward pass.  `peak_mb` is the peak of allocated device memory
+    in 10^6 bytes, `own_mb` the part of it that the call allocated.
     """
 
     model: str
@@ -63,10 +63,7 @@ COLUMNS = tuple(field.name for field in fields(BenchmarkRow))
 
 
 def append_rows(path: str | os.PathLike[str], rows: Sequence[BenchmarkRow]) -> None:
-    """Add rows to a CSV file, which gets its header with the first ones; what is in it stays as it is.
-
-    A killed process leaves the file with all of these rows or with none.
-    """
+    """Append rows to a CSV file; a new file gets a header.  A killed process leaves all of these rows or none."""
     before = check_file(path)
     write_atomically(path, before + write_table(COLUMNS, [asdict(row) for row in rows], header=not before))
 
@@ -87,7 +84,7 @@ def check_file(path: str | os.PathLike[str]) -> str:
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[BenchmarkRow]:
-    """The rows that `append_rows` wrote."""
+    """Read the rows that `append_rows` wrote."""
     if not Path(path).is_file():
         raise BadOption(f"there is no file {path}; `adamerge bench --out {path}` makes one")
     kinds = get_type_hints(BenchmarkRow)

@@ -1,4 +1,4 @@
-"""Time in turns: contenders run one after the other, round after round, so that a slow minute is slow for all."""
+"""Interleaved timing: in each round all contenders run once, so that slow periods affect all of them."""
 
 import random
 import warnings
@@ -13,33 +13,33 @@ from adamerge.experiments.benchmark.contenders import describe
 from adamerge.runtime.profiling import KERNELS
 from adamerge.timing import time_call
 
-# A span between two readings of the clock lasts at least this long, so that reading it costs nothing.
+# Milliseconds between two clock readings, so that reading the clock is negligible.
 SPAN_MS = 30.0
 MOST_INNER = 50
 WARM_UP = 3
-WAITS = {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"}
+SYNCS = {"cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy"}
 FORWARD = "adamerge.forward"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds per call, one figure for each round; a round makes `inner` calls."""
+    """Milliseconds per call for each round; a round makes `inner` calls."""
 
     rounds: tuple[float, ...]
     inner: int
 
     def quantile(self, share: float) -> float:
-        """The time that this share of the rounds stays under."""
+        """The quantile of the rounds, in milliseconds; `share` is from 0 to 1."""
         return torch.tensor(self.rounds, dtype=torch.float64).quantile(share).item()
 
 
 def warm_up(call: Callable[[int], Any], turns: int, device: torch.device) -> float:
-    """Call until lazy set-up is done, on every batch that will come; milliseconds of the fastest call."""
+    """Call on every batch, at least `WARM_UP` times; gives the milliseconds of the fastest call."""
     return min(time_calls(call, turn, 1, device) for turn in range(max(turns, WARM_UP)))
 
 
 def choose_inner(milliseconds: float) -> int:
-    """How many calls make a span long enough to be read."""
+    """The number of calls that take about `SPAN_MS`, from the milliseconds of one."""
     return max(1, min(MOST_INNER, round(SPAN_MS / max(milliseconds, 1e-6))))
 
 
@@ -53,9 +53,9 @@ def interleave(
     label: str = "",
     progress: bool = True,
 ) -> list[Timing | str]:
-    """Time all calls in turn, in another order each round; one that fails gives what it said and drops out.
+    """Time all calls in turn, in a new random order in each round.
 
-    A call gets the number of the round.
+    A call takes the number of the round.  A call that raises is not run again; its result is the error text.
     """
     times: list[list[float]] = [[] for _ in calls]
     failed: dict[int, str] = {}
@@ -72,9 +72,9 @@ def interleave(
 
 
 def time_calls(call: Callable[[int], Any], turn: int, inner: int, device: torch.device) -> float:
-    """Milliseconds per call over `inner` calls, from an idle device to an idle device.
+    """Milliseconds per call over `inner` calls.
 
-    The device waits before the first: a contender whose launches are slow must not queue them while another runs.
+    The device is synchronised before the first call, so that no launches are queued while another contender runs.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -94,7 +94,7 @@ def time_calls(call: Callable[[int], Any], turn: int, inner: int, device: torch.
 
 
 def watch_memory(call: Callable[[], Any], device: torch.device) -> tuple[Any, float | None, float | None]:
-    """What the call gives, the most memory in use meanwhile, and how much of it the call took, in 10^6 bytes."""
+    """The result of a call, the peak of allocated device memory, and the call's part of it, in 10^6 bytes."""
     if device.type != "cuda":
         return call(), None, None
     torch.cuda.synchronize(device)
@@ -107,7 +107,7 @@ def watch_memory(call: Callable[[], Any], device: torch.device) -> tuple[Any, fl
 
 
 def watch_device(call: Callable[[], Any], device: torch.device) -> tuple[int | None, dict[str, float]]:
-    """How often a call makes the host wait for the device, and how long the device worked at each stage."""
+    """The number of synchronisations of a call, and milliseconds of device time by stage."""
     if device.type != "cuda":
         return None, {}
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -117,16 +117,16 @@ def watch_device(call: Callable[[], Any], device: torch.device) -> tuple[int | N
             call()
         torch.cuda.synchronize(device)
     events = seen.events() or ()
-    counted = waits_within(events)
-    return _warned_waits(call) if counted is None else counted, stages_of_kernels(events)
+    counted = count_syncs(events)
+    return _warned_syncs(call) if counted is None else counted, stages_of_kernels(events)
 
 
 def stages_of_kernels(events: Iterable[Any]) -> dict[str, float]:
-    """Milliseconds that the device spent in the kernels of each stage, in all others and in all; nothing where none of
-    them is known.
+    """Milliseconds of device time by stage, of other kernels ("others") and in total ("all").
 
-    A kernel counts from the end of the one that ended before it: of two side by side the later to end counts from the
-    end of the other, and one that was put in place early is not charged for its waiting.
+    Empty if no kernel belongs to a known stage.  A kernel counts from its start or from the end of the kernel that
+    ended before it, whichever is later.  So time that two kernels overlap is counted once, and a kernel that starts
+    early and waits for its predecessor is not charged for the wait.
     """
     spent: dict[str, float] = {}
     over = 0.0
@@ -138,8 +138,8 @@ def stages_of_kernels(events: Iterable[Any]) -> dict[str, float]:
     return {**spent, "all": sum(spent.values())} if spent.keys() - {"others"} else {}
 
 
-def _warned_waits(call: Callable[[], Any]) -> int:
-    """The waits that torch itself warns of, for machines that do not let the profiler see the device."""
+def _warned_syncs(call: Callable[[], Any]) -> int:
+    """The number of synchronisations that torch warns of, for machines on which the profiler cannot see the device."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -151,17 +151,17 @@ def _warned_waits(call: Callable[[], Any]) -> int:
     return sum("called a synchronizing CUDA operation" in str(note.message) for note in notes)
 
 
-def waits_within(events: Iterable[Any]) -> int | None:
-    """The waits inside the forward pass; None where the profiler saw nothing of CUDA and cannot know.
+def count_syncs(events: Iterable[Any]) -> int | None:
+    """The number of synchronisations inside the forward pass; None if the profiler recorded no CUDA calls.
 
-    The profiler itself waits at its end, hence the look at the times.
+    Only events inside the forward pass count, because the profiler itself synchronises at its end.
     """
     found = list(events)
     if not any(event.name.startswith("cuda") for event in found):
         return None
-    # The profiler also repeats the mark on the device's own time line.
+    # The profiler also records the mark on the device's timeline.
     marks = [event.time_range for event in found if event.name == FORWARD and str(event.device_type).endswith("CPU")]
     if not marks:
         return None
     mark = marks[0]
-    return sum(event.name in WAITS and mark.start <= event.time_range.start <= mark.end for event in found)
+    return sum(event.name in SYNCS and mark.start <= event.time_range.start <= mark.end for event in found)
