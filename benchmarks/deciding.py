@@ -84,7 +84,7 @@ def merges(recipe: Recipe) -> int:
     """How many blocks merge; each of the others does its norm in a kernel that merges nothing."""
     lowered = lower(recipe, prefix=1, class_token=True)
     assert isinstance(lowered, Lowered), lowered
-    return sum(lowered.may_merge(layer) for layer in range(BLOCKS))
+    return sum(recipe.may_merge(layer, BLOCKS) for layer in range(BLOCKS))
 
 
 def shares(whole: Timing, decided: Timing) -> tuple[float, ...]:

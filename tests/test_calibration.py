@@ -12,15 +12,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import adamerge
 from adamerge import calibrate
-from adamerge.core.budget import Fixed, ZScore
+from adamerge.core.budget import Threshold, ZScore
 from adamerge.core.errors import BadImages, BadOption, BadStats
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
 from adamerge.methods import tome
 from adamerge.patching.apply import stack_of
+from adamerge.search.evaluator import Evaluator
 
 NEVER = 1e9
+# Statistics with which an adaptive recipe reads the tokens and merges none.
+UNREACHABLE = LayerStats((NEVER,) * DEPTH, (1.0,) * DEPTH)
 
 RECIPES = {
     "published": published(6.0),
@@ -77,7 +80,7 @@ def quietly(model: nn.Module, images, recipe: Recipe | None = None, **options) -
 @pytest.mark.parametrize("passes", [1, 2, 3])
 def test_each_pass_measures_under_the_statistics_of_the_one_before(model, images, recipe, passes):
     """D13: pass 1 merges nothing."""
-    expected = summed_up(redundancy(model, images, replace(recipe, budget=Fixed(0))))
+    expected = summed_up(redundancy(model, images, recipe.with_stats(UNREACHABLE)))
     for _ in range(passes - 1):
         expected = summed_up(redundancy(model, images, recipe.with_stats(expected)))
     stats = quietly(model, images, recipe, how="iterative", passes=passes)
@@ -106,17 +109,33 @@ def test_measuring_again_with_sequential_statistics_gives_the_same_statistics(mo
 
 
 @pytest.mark.parametrize("how", ["iterative", "sequential"])
-def test_layers_that_never_merge_do_not_hinder_the_others(model, images, how):
-    """What nobody looks at has the redundancy it has without merging, or behind the merges before it."""
+def test_idle_layers_have_mean_and_std_zero_and_do_not_change_the_others(model, images, how):
+    """In both ways of calibration, and in the tuner's sweep."""
     r_max = tuple(6.0 * (layer % 2 == 0) for layer in range(DEPTH))
     recipe = published(r_max)
     stats = quietly(model, images, recipe, how=how)
     seen = redundancy(model, images, recipe.with_stats(stats))
-    assert not seen[:, 1::2].any() and seen[:, ::2].all(), "of the tokens that nobody looks at nothing is known"
-    unmerged = summed_up(redundancy(model, images, published(r=0)))
-    assert (stats.mean[1] == pytest.approx(unmerged.mean[1])) == (how == "iterative")
+    assert not seen[:, 1::2].any() and seen[:, ::2].all()
+    assert stats.mean[1] == stats.std[1] == 0.0
     if how == "sequential":
         assert stats.mean[2] == pytest.approx(summed_up(seen).mean[2])
+    swept = Evaluator(model, [images]).sweep(recipe).recipe.stats
+    assert swept is not None and swept.mean[1] == swept.std[1] == 0.0
+
+
+@pytest.mark.parametrize("r", [0.0, (0.0, 3.0, 2.0)])
+def test_thresholds_of_idle_layers_are_the_same_in_every_way_of_calibration(model, images, r):
+    recipe = replace(tome(0), budget=Threshold(r))
+    stats, swept = quietly(model, images, recipe), Evaluator(model, [images]).sweep(recipe).recipe.stats
+    assert swept is not None and stats == swept
+    assert (stats.mean[0], stats.std[0]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("r_max", [0.0, 0.5, (0.0, 0.5, 0.0)])
+def test_the_first_pass_measures_only_layers_that_may_merge(model, images, r_max):
+    for passes in (1, 2):
+        stats = quietly(model, images, published(r_max), passes=passes)
+        assert stats.mean == stats.std == (0.0,) * DEPTH
 
 
 def test_the_ways_differ(model, images):

@@ -1,5 +1,6 @@
 """The true cost is what torch executes, to the last multiply-accumulate."""
 
+from dataclasses import replace
 from typing import TypeVar
 
 import pytest
@@ -10,9 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import adamerge
 from adamerge import flops
+from adamerge.core.budget import Fixed
 from adamerge.core.errors import BadOption, NotApplied, UnsupportedModel
 from adamerge.methods import adamerge as published
-from adamerge.methods import none, tome
+from adamerge.methods import evit, none, tome
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -102,13 +104,34 @@ def test_the_paper_counts_blocks_alone_at_the_tokens_that_enter_them():
     assert blocks[0] > blocks[1]
 
 
-def test_merging_nothing_costs_the_unmerged_model_and_what_deciding_that_costs():
+NOTHING = {
+    "tome(0)": tome(0),
+    "r=0": published(r=0),
+    "by layer": replace(tome(0), budget=Fixed((0.0,) * DEPTH)),
+    "too little": tome(0.9 / DEPTH),
+}
+
+
+@pytest.mark.parametrize("recipe", [none(), *NOTHING.values(), evit(1.0)], ids=["none", *NOTHING, "evit"])
+def test_merging_nothing_costs_the_unmerged_model(recipe):
+    """A layer that cannot merge decides nothing, in whatever way its budget says so."""
     model, images = plain_attention(build("vit")), pictures(1)
     price = flops.meter(model).unmerged()
-    for recipe, decision in ((none(), 0), (tome(0), DEPTH * 8 * 8 * 12), (published(r=0), DEPTH * (16 + 4) * 16 * 48)):
+    macs = executed(adamerge.apply(model, recipe), images)
+    assert flops.cost(model).paper.tolist() == price.paper.tolist()
+    assert flops.cost(model).true.tolist() == [macs] == price.true.tolist()
+
+
+def test_a_layer_that_a_fraction_leaves_without_a_merge_pays_for_no_decision():
+    """0.5 a layer is 0, 1, 0 in three layers."""
+    model, images = plain_attention(build("vit")), pictures(1)
+    costs = []
+    for recipe in (tome(0.5), replace(tome(0), budget=Fixed((0.0, 1.0, 0.0)))):
         macs = executed(adamerge.apply(model, recipe), images)
-        assert flops.cost(model).paper.tolist() == price.paper.tolist()
-        assert flops.cost(model).true.tolist() == [macs] == (price.true + decision).tolist()
+        assert adamerge.trace(model).counts.tolist() == [[16, 15, 15]]
+        costs.append(flops.cost(model).true.tolist())
+        assert costs[-1] == [macs]
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.parametrize("merged", [True, False])

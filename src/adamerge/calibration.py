@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from adamerge.core.budget import Adaptive, Fixed
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
@@ -19,9 +18,11 @@ from adamerge.methods.papers.adamerge import adamerge
 from adamerge.patching.apply import apply, temporarily_patched, trace
 from adamerge.patching.probes import embed
 from adamerge.patching.stack import install
-from adamerge.runtime import reference
+from adamerge.runtime.layerwise import Block, calibrate_layers, measure_unmerged
+from adamerge.runtime.reference import State
 
 How = Literal["iterative", "sequential"]
+NO_IMAGES = "there are no images to calibrate on; pass at least one batch"
 
 
 def calibrate(
@@ -63,7 +64,7 @@ def calibrate(
         if how == "sequential":
             passes, stats = 1, _sequential(host, model, images, recipe, progress)
         else:
-            stats = _iterative(model, images, recipe, passes, progress)
+            stats = _iterative(host, model, images, recipe, passes, progress)
     return replace(stats, how=how, passes=passes, model=host.fingerprint(), recipe=to_json(recipe))
 
 
@@ -74,7 +75,7 @@ def _adaptive(recipe: Recipe | None, r_max: float | tuple[float, ...] | None) ->
 
 
 def _way(how: How | None, recipe: Recipe) -> How:
-    thresholds = isinstance(recipe.budget, Adaptive) and recipe.budget.needs_thresholds
+    thresholds = recipe.adaptive is not None and recipe.adaptive.needs_thresholds
     if how is None:
         return "sequential" if thresholds else "iterative"
     if how not in get_args(How):
@@ -84,57 +85,45 @@ def _way(how: How | None, recipe: Recipe) -> How:
     return how
 
 
-def _iterative(model: nn.Module, images: Images, recipe: Recipe, passes: int, progress: bool) -> LayerStats:
-    current = replace(recipe, budget=Fixed(0))
-    stats = first = None
-    for number in range(1, passes + 1):
-        apply(model, current)
-        seen: list[Tensor] = []
-        for batch in _shown(images, f"calibrating, pass {number} of {passes}", progress):
+def _iterative(host: Host, model: nn.Module, images: Images, recipe: Recipe, passes: int, progress: bool) -> LayerStats:
+    install(host, host.container)
+    label = "calibrating, pass {} of " + str(passes)
+    seen = []
+    for batch in _shown(images, label.format(1), progress):
+        state, blocks = _embedded(host, model, batch)
+        seen.append(measure_unmerged([state], blocks, recipe))
+    stats = summarise(_all(seen))
+    for number in range(2, passes + 1):
+        apply(model, recipe.with_stats(stats))
+        seen = []
+        for batch in _shown(images, label.format(number), progress):
             image_entry(model)(_on(model, batch))
-            seen.append(trace(model).redundancy.double().cpu())
-        table = _all(seen)
-        first = table if first is None else first
-        # A layer where nothing may merge is looked at in the first pass alone.
-        idle = [layer for layer in range(table.shape[1]) if current.idle(layer)]
-        table[:, idle] = first[:, idle]
-        stats = summarise(table)
-        current = recipe.with_stats(stats)
-    assert stats is not None
+            seen.append(trace(model).redundancy)
+        stats = summarise(_all(seen))
     return stats
 
 
 def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, progress: bool) -> LayerStats:
     install(host, host.container)
-    states: list[reference.State] = []
-    tables: list[reference.Tables] = [()] * host.depth
-    for batch in _shown(images, "calibrating, embedding", progress):
-        state, tables = embed(host, model, _on(model, batch))
-        states.append(state)
-    if not states:
-        raise BadImages("there are no images to calibrate on; pass at least one batch")
-    budget = recipe.budget
-    assert isinstance(budget, Adaptive)
-    columns: list[Tensor] = []
-    thresholds: list[float] = []
-    stats = None
-    for layer in tqdm(range(host.depth), desc="calibrating, layers", disable=not progress):
-        view = host.views[layer]
-        states = [replace(state, tables=tables[layer]) for state in states]
-        links = [reference.measure(state, view, recipe, host.depth) for state in states]
-        columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
-        if budget.needs_thresholds:
-            thresholds.append(budget.threshold(links, layer))
-        stats = summarise(torch.stack(columns, 1), thresholds)
-        states = [reference.step(state, view, recipe.with_stats(stats), host.depth) for state in states]
-    assert stats is not None
-    return stats
+    embedded = [_embedded(host, model, batch) for batch in _shown(images, "calibrating, embedding", progress)]
+    if not embedded:
+        raise BadImages(NO_IMAGES)
+    states, blocks = [state for state, _ in embedded], embedded[-1][1]
+    with tqdm(total=host.depth, desc="calibrating, layers", disable=not progress) as bar:
+        return calibrate_layers(states, blocks, recipe, bar.update)[1]
+
+
+def _embedded(host: Host, model: nn.Module, batch: Tensor) -> tuple[State, list[Block]]:
+    """The tokens of a batch as they enter the first block, and the blocks with the rotary tables they get."""
+    state, tables = embed(host, model, _on(model, batch))
+    return state, [Block(view, table) for view, table in zip(host.views, tables, strict=True)]
 
 
 def _all(seen: list[Tensor]) -> Tensor:
+    """The redundancy of all images, `(images, layers)`, in float64."""
     if not seen:
-        raise BadImages("there are no images to calibrate on; pass at least one batch")
-    return torch.cat(seen)
+        raise BadImages(NO_IMAGES)
+    return torch.cat([batch.double().cpu() for batch in seen])
 
 
 def _shown(images: Images, label: str, progress: bool) -> Iterator[Tensor]:

@@ -71,7 +71,7 @@ class Meter:
             pairs = block.per_pair * n * n
             paper = paper + block.per_token * n + pairs
             true = true + (block.qkv + block.project) * n + pairs + block.mlp * left
-            if recipe is not None and not recipe.idle(layer):
+            if recipe is not None and recipe.may_merge(layer, len(self.blocks)):
                 seen = (before[:, layer] - self.prefix).long()
                 at = Widths(block.dim, block.heads, block.key_dim, self.prefix)
                 true = true + recipe.salience.macs(seen, at) + recipe.links.macs(seen, at)

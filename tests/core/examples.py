@@ -30,12 +30,17 @@ def noise(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def seen(
-    x: Tensor, count: Tensor | None = None, size: Tensor | None = None, prefix: int = 0, layer: int = 0
+    x: Tensor,
+    count: Tensor | None = None,
+    size: Tensor | None = None,
+    prefix: int = 0,
+    layer: int = 0,
+    depth: int | None = None,
 ) -> Evidence:
-    """Tokens as evidence, each of size 1 where nothing else is said."""
+    """Tokens as evidence, each of size 1 and at the last layer where nothing else is said."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     size = torch.ones(x.shape[:2], dtype=dtype) if size is None else size
-    return Evidence(raw=x, size=size, layer=layer, depth=layer + 1, prefix=prefix, count=count)
+    return Evidence(raw=x, size=size, layer=layer, depth=depth or layer + 1, prefix=prefix, count=count)
 
 
 def formula(images: int = 2, tokens: int = 9, channels: int = 4) -> Tensor:

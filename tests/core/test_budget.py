@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from adamerge.core.budget import Budget, Fixed, Threshold, ZScore
+from adamerge.core.budget import Budget, Everything, Fixed, Keep, Threshold, ZScore
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.match import Links
 from adamerge.core.stats import LayerStats
+from adamerge.methods.papers.pitome import Ratio
 
 finite = st.floats(-3, 3)
 
@@ -100,8 +101,7 @@ def test_each_layer_is_compared_with_its_own_statistics():
 def test_each_layer_may_have_an_r_max_of_its_own():
     budget = ZScore((100.0, 0.0, 20.0), LayerStats((0.0,) * 3, (1.0,) * 3))
     assert [merges(budget, 0.0, layer=layer) for layer in range(3)] == [[50], [0], [10]]
-    assert [budget.idle(layer) for layer in range(3)] == [False, True, False]
-    assert not ZScore(0.0).idle(0), "one number for all: the layer is still looked at"
+    assert [budget.may_merge(layer, 3) for layer in range(3)] == [True, False, True]
 
 
 @pytest.mark.parametrize(("r_max", "ragged"), [((0.0, 0.9), False), ((0.0, 1.0), True), ((), False)])
@@ -142,7 +142,7 @@ def test_a_fixed_schedule_meets_its_sum_and_rests_where_its_number_is_zero(r):
     assert abs(sum(merged) - sum(r)) <= 1
     assert all(m == 0 for m, wanted in zip(merged, r, strict=True) if wanted == 0)
     assert all(abs(m - wanted) <= 1 for m, wanted in zip(merged, r, strict=True))
-    assert [budget.idle(layer) for layer in range(len(r))] == [wanted == 0 for wanted in r]
+    assert [budget.may_merge(layer, len(r)) for layer in range(len(r))] == [m > 0 for m in merged]
 
 
 @pytest.mark.parametrize("r", [True, "3", None, float("nan"), float("inf")])
@@ -246,3 +246,50 @@ def test_a_schedule_for_another_depth_is_refused():
 def test_every_number_of_a_schedule_is_checked():
     with pytest.raises(BadOption, match=r"r must be >= 0; got -1\.0"):
         Threshold((1.0, -1.0))
+
+
+# --- what every count rule says before any token is read -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        Fixed(0),
+        Fixed((0.0,) * 4),
+        Fixed(3, delay=4),
+        Fixed(0.2),
+        ZScore(0.0),
+        ZScore(0.9),
+        ZScore((0.0,) * 4),
+        Threshold(0.0),
+        Threshold((0.0,) * 4),
+        Keep(1.0),
+        Ratio(1.0),
+    ],
+    ids=repr,
+)
+def test_a_rule_that_merges_nothing_says_so_however_it_is_written(zero):
+    assert isinstance(zero, Budget) and not zero.ragged
+    assert not any(zero.may_merge(layer, 4) for layer in range(4))
+    assert [zero.fixed_count(layer, 4, 16) for layer in range(4)] == [0] * 4
+
+
+@pytest.mark.parametrize(
+    "rule", [Fixed(0.5), Fixed((0.0, 2.5, 1.0, 0.4)), Fixed(2, delay=1), Keep(0.5), Ratio(0.75)], ids=repr
+)
+def test_a_fixed_count_is_the_number_that_the_rule_gives(rule):
+    links = thresholds([0.1] * 16)
+    for layer in range(4):
+        fixed = rule.fixed_count(layer, 4, 16)
+        assert rule(links, seen(links.value[..., None], layer=layer, depth=4)) == fixed
+        assert rule.may_merge(layer, 4) == (fixed > 0 or isinstance(rule, Keep))
+
+
+@pytest.mark.parametrize(
+    "rule", [ZScore(1.0), ZScore((0.0, 4.0, 0.0, 1.0)), Threshold((0.0, 0.1, 0.0, 3.0)), Everything()], ids=repr
+)
+def test_a_count_that_depends_on_the_image_is_no_fixed_count(rule):
+    assert rule.ragged
+    for layer in range(4):
+        assert rule.fixed_count(layer, 4, 16) == (None if rule.may_merge(layer, 4) else 0)
+    assert rule.may_merge(1, 4) and rule.may_merge(3, 4)

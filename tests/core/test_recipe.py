@@ -42,8 +42,8 @@ def merged(recipe: Recipe, evidence: Evidence) -> torch.Tensor:
 @given(
     n=st.integers(3, 9),
     d=st.integers(2, 5),
-    r=st.none() | st.integers(0, 6),
-    r_max=st.floats(0, 8),
+    r=st.none() | st.integers(1, 6),
+    r_max=st.floats(1, 8),
     alpha=st.floats(-2, 2),
     temperature=st.floats(0.25, 4),
     seed=seeds,
@@ -138,7 +138,7 @@ def test_the_plan_of_a_small_input_is_known(options, expected):
 
 def test_the_partners_of_a_small_input_are_known():
     sequential, alternating = (
-        adamerge(r=0, split=s).decide(seen(formula())).links for s in ("sequential", "alternating")
+        adamerge(r=1, split=s).decide(seen(formula())).links for s in ("sequential", "alternating")
     )
     assert sequential.partner.tolist() == [[6, 5, 4, 6, 4, 5, 6, 7, 8], [8, 8, 5, 6, 4, 5, 6, 7, 8]]
     assert alternating.partner.tolist() == [[3, 1, 1, 3, 5, 5, 3, 7, 7], [1, 1, 5, 3, 3, 5, 7, 7, 1]]
@@ -338,15 +338,33 @@ def test_a_layer_that_merges_nothing_looks_at_nothing():
     """No keys, no salience, no cost: parts that would fail here are not asked."""
     late = replace(tome(3), budget=Fixed(3, delay=1))
     evidence = seen(noise(2, 6, 4, seed=0))
-    assert late.idle(0) and not late.idle(1) and not tome(0).idle(0)
+    assert [late.may_merge(layer, 2) for layer in range(2)] == [False, True]
     decision = late.decide(evidence)
     assert decision.plan.is_identity and not decision.links.source.any()
     scheduled = replace(tome(3), budget=Threshold((0.0, 2.0)))
-    assert scheduled.idle(0) and not scheduled.idle(1)
+    assert [scheduled.may_merge(layer, 2) for layer in range(2)] == [False, True]
     assert scheduled.decide(evidence).plan.is_identity
     adaptive = replace(tome(3), budget=ZScore((0.0, 2.0)))
-    assert adaptive.idle(0) and not adaptive.idle(1)
+    assert [adaptive.may_merge(layer, 2) for layer in range(2)] == [False, True]
     assert adaptive.decide(evidence).plan.is_identity
+
+
+@pytest.mark.parametrize(
+    "budget", [Fixed(0), Fixed((0.0,)), Fixed(0.5), ZScore(0.0), ZScore(0.9), Threshold(0.0)], ids=repr
+)
+def test_a_layer_that_merges_nothing_reads_no_token_however_its_budget_is_written(budget):
+    """Without heads and without statistics: neither is needed."""
+    decision = replace(tome(3), budget=budget).decide(seen(noise(2, 6, 4, seed=0)))
+    assert decision.plan.is_identity and not decision.links.source.any()
+    assert decision.links.redundancy.tolist() == [0.0, 0.0] and decision.salience.eq(1).all()
+
+
+def test_a_decision_may_be_given_the_links_that_were_found_before():
+    evidence, recipe = seen(formula()), adamerge(r=3)
+    assert torch.equal(recipe.decide(evidence, recipe.link(evidence)).plan.slot, recipe.decide(evidence).plan.slot)
+    measured = replace(recipe, budget=Fixed(0)).decide(evidence, recipe.link(evidence))
+    assert measured.plan.is_identity
+    assert torch.equal(measured.links.redundancy, recipe.decide(evidence).links.redundancy)
 
 
 def test_padded_images_survive_a_layer_that_merges_nothing():

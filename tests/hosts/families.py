@@ -1,7 +1,6 @@
 """Tiny models of every supported family, with random weights, and the recipes to try on them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,7 +11,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 import adamerge
-from adamerge.core.budget import Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
@@ -94,11 +92,8 @@ def pictures(number: int = 5, seed: int = 7, side: int = 64) -> Tensor:
 
 def measured(model: nn.Module, images: Tensor, recipe: Recipe) -> LayerStats:
     """Statistics of a recipe on some images, by a forward pass that merges nothing."""
-    with torch.no_grad():
-        adamerge.apply(model, replace(recipe, budget=Fixed(0)))(images)
-        redundancy = adamerge.trace(model).redundancy.double()
-    adamerge.remove(model)
-    return LayerStats(tuple(redundancy.mean(0).tolist()), tuple(redundancy.std(0, correction=0).tolist()))
+    stats = adamerge.calibrate(model, images, recipe, passes=1, progress=False)
+    return LayerStats(stats.mean, stats.std)
 
 
 FLIPPED: dict[str, Any] = dict(

@@ -14,7 +14,6 @@ from hosts.zoo import ZOO, Member
 from torch import Tensor, nn
 
 import adamerge
-from adamerge.core.budget import Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.hosts.base import LIBRARIES, find_host, image_entry
@@ -44,13 +43,8 @@ class Case:
 
     def adaptive(self) -> Recipe:
         """The published recipe with the statistics of these images."""
-        recipe = published(6.0)
-        with torch.no_grad():
-            adamerge.apply(self.model, replace(recipe, budget=Fixed(0)))
-            image_entry(self.model)(self.images)
-        seen = adamerge.trace(self.model).redundancy.double()
-        adamerge.remove(self.model)
-        return recipe.with_stats(LayerStats(tuple(seen.mean(0).tolist()), tuple(seen.std(0, correction=0).tolist())))
+        stats = adamerge.calibrate(self.model, self.images, published(6.0), passes=1, progress=False)
+        return published(6.0, LayerStats(stats.mean, stats.std))
 
 
 @pytest.fixture(params=ZOO, ids=str)

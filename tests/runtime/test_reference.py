@@ -212,10 +212,9 @@ def test_a_state_starts_with_everyone_of_size_one():
     assert torch.equal(state.history.slot, keep_all(2, 5, torch.device("cpu")).slot)
 
 
-def test_measuring_merges_nothing_and_sees_what_a_merge_would_see():
+def test_a_fraction_leaves_some_layers_idle_and_those_have_redundancy_zero():
     state, view = reference.start(noise(2, 1 + 8, 4), 1), Bare()
-    for recipe in (adamerge(r=3), tome(3)):
-        measured = reference.measure(state, view, recipe, 1)
-        merged = reference.step(state, view, recipe, 1).steps[0]
-        assert torch.equal(measured.redundancy, merged.redundancy)
-        assert state.steps == ()
+    for _ in range(4):
+        state = reference.step(state, view, tome(0.5), 4)
+    assert [step.plan.is_identity for step in state.steps] == [True, False, True, False]
+    assert [bool(step.redundancy.any()) for step in state.steps] == [False, True, False, True]

@@ -47,7 +47,10 @@ def test_every_method_meets_its_target(model, images, name, cost):
 
 @pytest.mark.parametrize("name", KNOBS)
 def test_the_cost_falls_from_gentle_to_strong(model, images, name):
-    """Statistics move a little when the knob does, hence the slack for adaptive methods."""
+    """Statistics move a little when the knob does, hence the slack for adaptive methods.
+
+    A knob at which nothing merges costs the unmerged model: less than a few merges and their decisions may cost.
+    """
     method = METHODS[name]
     costs_at = KnobCosts(model, images, method, "true", OPTIONS.get(name, {}), None)
     with torch.no_grad():
@@ -55,7 +58,11 @@ def test_the_cost_falls_from_gentle_to_strong(model, images, name):
         costs = [costs_at.measure(step).macs for step in steps]
     adamerge.remove(model)
     slack = 1.01 if name in ("adamerge", "dymu", "ats") else 1.0
-    assert all(later <= slack * before for before, later in pairwise(costs))
+    if name in ("adamerge", "dsm", "dymu", "pitome", "random", "tofu", "tome", "vid_tldr"):
+        assert method.gentle == 0 and costs[0] == costs_at.full
+    else:
+        assert costs[1] <= costs[0]
+    assert all(later <= slack * before for before, later in pairwise(costs[1:]))
     assert costs[-1] < 0.9 * costs[0]
 
 

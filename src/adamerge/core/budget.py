@@ -65,18 +65,31 @@ def calibrated(stats: LayerStats | None, layer: int) -> LayerStats:
 
 @runtime_checkable
 class Budget(Protocol):
-    """What a recipe needs of a count rule: the number of merges, for all images alike or for each."""
+    """A count rule: how many tokens of each image merge at a layer.
+
+    A layer is idle where `may_merge` is False: no backend computes salience or links there.
+    """
 
     @property
     def ragged(self) -> bool:
-        """Whether the number can differ from image to image."""
+        """Whether counts can differ between the images of a batch."""
         ...
 
-    def __call__(self, links: Links, evidence: Evidence) -> int | Counts: ...
+    def may_merge(self, layer: int, depth: int) -> bool:
+        """Whether any image can merge tokens at `layer` of `depth` layers."""
+        ...
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int | None:
+        """The number of merges of every image that has `patches` patch tokens; None if it depends on the image."""
+        ...
+
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
+        """The number of merges: one for the whole batch, or one for each image, `(b,)`."""
+        ...
 
 
 @runtime_checkable
-class Adaptive(Protocol):
+class Adaptive(Budget, Protocol):
     """A count rule that compares an image with calibrated statistics."""
 
     @property
@@ -94,8 +107,6 @@ class Adaptive(Protocol):
     def threshold(self, links: Sequence[Links], layer: int) -> float:
         """The threshold for one layer, from the links of all calibration images."""
         ...
-
-    def __call__(self, links: Links, evidence: Evidence) -> int | Counts: ...
 
 
 @part
@@ -119,13 +130,9 @@ class Fixed:
     def ragged(self) -> bool:
         return False
 
-    def idle(self, layer: int) -> bool:
-        """Whether merging has not begun at this layer, or this layer's number is 0."""
-        return layer < self.delay or (isinstance(self.r, tuple) and wanted(self.r, layer) == 0)
-
     def at(self, layer: int) -> int:
         """How many merges a layer gets."""
-        if self.idle(layer):
+        if layer < self.delay or wanted(self.r, layer) == 0:
             return 0
         if isinstance(self.r, tuple):
             before = math.fsum(self.r[self.delay : layer])
@@ -133,9 +140,11 @@ class Fixed:
         done = layer - self.delay
         return math.floor(self.r * (done + 1)) - math.floor(self.r * done)
 
-    def merges(self, evidence: Evidence) -> int:
-        """How many merges this layer gets, before anybody looks at the tokens."""
-        return self.at(evidence.layer)
+    def may_merge(self, layer: int, depth: int) -> bool:
+        return self.at(layer) > 0
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int:
+        return self.at(layer)
 
     def __call__(self, links: Links, evidence: Evidence) -> int:
         return self.at(evidence.layer)
@@ -146,7 +155,7 @@ class Fixed:
 class ZScore:
     """`r = floor(r_max * sigmoid(alpha * z / T))`, `z` the layer-wise z-score of this image's redundancy: eq. (4).
 
-    `r_max` is the same for all layers or one number for each; at a layer whose number is 0 nobody looks at the tokens.
+    `r_max` is the same for all layers or one number for each; a layer whose number is below 1 never merges.
     Without `stats` it only describes what to calibrate.
     """
 
@@ -170,9 +179,11 @@ class ZScore:
         """How many tokens a layer may merge."""
         return wanted(self.r_max, layer, "r_max")
 
-    def idle(self, layer: int) -> bool:
-        """Whether this layer's number is 0."""
-        return isinstance(self.r_max, tuple) and self.most(layer) == 0
+    def may_merge(self, layer: int, depth: int) -> bool:
+        return self.most(layer) >= 1
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int | None:
+        return None if self.may_merge(layer, depth) else 0
 
     def with_stats(self, stats: LayerStats | None) -> "ZScore":
         return replace(self, stats=stats)
@@ -227,9 +238,11 @@ class Threshold:
         """How many links should merge at a layer, on average over the calibration images."""
         return wanted(self.r, layer)
 
-    def idle(self, layer: int) -> bool:
-        """Whether this layer's number is 0."""
-        return isinstance(self.r, tuple) and self.wanted(layer) == 0
+    def may_merge(self, layer: int, depth: int) -> bool:
+        return self.wanted(layer) > 0
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int | None:
+        return None if self.may_merge(layer, depth) else 0
 
     def with_stats(self, stats: LayerStats | None) -> "Threshold":
         return replace(self, stats=stats)
@@ -259,11 +272,17 @@ class Threshold:
 @part
 @dataclass(frozen=True)
 class Everything:
-    """Merge all sources: for links that decide by themselves who goes."""
+    """Merge all sources: for links that decide by themselves which tokens merge."""
 
     @property
     def ragged(self) -> bool:
         return True
+
+    def may_merge(self, layer: int, depth: int) -> bool:
+        return True
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> None:
+        return None
 
     def __call__(self, links: Links, evidence: Evidence) -> Counts:
         return links.source.sum(1)
@@ -289,8 +308,14 @@ class Keep:
     def ragged(self) -> bool:
         return False
 
-    def __call__(self, links: Links, evidence: Evidence) -> int:
-        if evidence.layer not in {math.floor(stage * evidence.depth) for stage in self.stages}:
+    def may_merge(self, layer: int, depth: int) -> bool:
+        # Not only at the stages: traces hold the salience of every layer, and costs include it.
+        return self.rate < 1
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int:
+        if layer not in {math.floor(stage * depth) for stage in self.stages}:
             return 0
-        n = evidence.size.shape[1]
-        return max(n - math.ceil(self.rate * n) - 1, 0)
+        return max(patches - math.ceil(self.rate * patches) - 1, 0)
+
+    def __call__(self, links: Links, evidence: Evidence) -> int:
+        return self.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from adamerge.core.budget import Adaptive, Budget, Fixed, Threshold, ZScore
+from adamerge.core.budget import Adaptive, Budget
 from adamerge.core.combine import Average, Combine, Weight
 from adamerge.core.decision import Decision
 from adamerge.core.errors import BadOption, BadStats
@@ -27,6 +27,8 @@ NAME = "adamerge.json"
 ADVICE = "Make it with `adamerge tune` or adamerge.save_recipe, or give a recipe such as adamerge.methods.tome(8)."
 
 Site = Literal["before_block", "after_attention"]
+# The salience of a layer's tokens and the links between them.
+Linked = tuple[PerToken, Links]
 
 
 @part
@@ -49,13 +51,12 @@ class Recipe:
             if getattr(self, name) not in get_args(choices):
                 raise BadOption(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
 
-    def decide(self, evidence: Evidence) -> Decision:
-        """Decide one merge from the evidence, without carrying it out."""
-        if self.idle(evidence.layer):
-            ones = torch.ones_like(evidence.size)
-            plan = select(no_links(ones), 0, evidence.valid, self.order)
-            return Decision(plan, ones, ones, no_links(ones))
-        salience, links = self.link(evidence)
+    def decide(self, evidence: Evidence, linked: Linked | None = None) -> Decision:
+        """Decide one merge without carrying it out; `linked` is the result of `link`, if it was called before."""
+        salience, links = self.link(evidence) if linked is None else linked
+        if not self.may_merge(evidence.layer, evidence.depth):
+            plan = select(no_links(salience), 0, evidence.valid, self.order)
+            return Decision(plan, torch.ones_like(salience), salience, links)
         plan = select(links, self.budget(links, evidence), evidence.valid, self.order)
         return Decision(plan, self.weight(evidence, salience), salience, links)
 
@@ -64,28 +65,37 @@ class Recipe:
         """Whether images of one batch may end with different numbers of tokens."""
         return self.budget.ragged
 
-    def idle(self, layer: int) -> bool:
-        """Whether no image merges anything at a layer, whatever its tokens are: then nobody need look at them."""
-        return isinstance(self.budget, (Fixed, Threshold, ZScore)) and self.budget.idle(layer)
+    def may_merge(self, layer: int, depth: int) -> bool:
+        """Whether any image can merge tokens at `layer` of `depth` layers.  Where not, the layer is idle: salience is 1
+        for every token, there are no links, and the redundancy is 0."""
+        return self.budget.may_merge(layer, depth)
 
-    def link(self, evidence: Evidence) -> tuple[PerToken, Links]:
-        """What matters, and who would merge into whom."""
+    @property
+    def adaptive(self) -> Adaptive | None:
+        """The budget, if it compares images with calibrated statistics."""
+        return self.budget if isinstance(self.budget, Adaptive) else None
+
+    def link(self, evidence: Evidence) -> Linked:
+        """The salience of every token and the links between tokens; ones and no links at an idle layer."""
+        if not self.may_merge(evidence.layer, evidence.depth):
+            ones = torch.ones_like(evidence.size)
+            return ones, no_links(ones)
         salience = self.salience(evidence)
         return salience, self.links(evidence, salience)
 
     @property
     def stats(self) -> LayerStats | None:
         """The calibrated statistics of an adaptive recipe."""
-        return self.budget.stats if isinstance(self.budget, Adaptive) else None
+        return None if self.adaptive is None else self.adaptive.stats
 
     def with_stats(self, stats: LayerStats | None) -> "Recipe":
         """The same recipe with other statistics, or with none."""
-        if not isinstance(self.budget, Adaptive):
+        if self.adaptive is None:
             raise BadOption(
                 f"only adaptive budgets have statistics; this recipe's is {self.budget}. "
                 "It needs no calibration and can be applied as it is."
             )
-        return replace(self, budget=self.budget.with_stats(stats))
+        return replace(self, budget=self.adaptive.with_stats(stats))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe with its statistics to a JSON file, whole or not at all."""

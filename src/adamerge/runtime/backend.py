@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from adamerge.core.budget import Adaptive, Fixed
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import reference
 from adamerge.runtime.block_view import View
@@ -63,6 +62,8 @@ class BackendSelector:
     ):
         self.views, self.recipe, self.prefix, self.class_token = tuple(views), recipe, prefix, class_token
         self.runtime, self.rotary = runtime, rotary
+        depth = len(self.views)
+        self.merges = any(recipe.may_merge(layer, depth) for layer in range(depth))
         self.warned = False
         # Why a kernel could not run, once one could not.
         self.triton_failure: str | None = None
@@ -71,7 +72,7 @@ class BackendSelector:
     @property
     def may_pack(self) -> bool:
         """Whether any batch can take the packed or the triton backend."""
-        return self.runtime != "reference" and not self.rotary and not _merges_nothing(self.recipe)
+        return self.runtime != "reference" and not self.rotary and self.merges
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
@@ -106,7 +107,7 @@ class BackendSelector:
             return "autocast is on"
         if self.rotary:
             return "this host turns its queries and keys by their places"
-        if _merges_nothing(self.recipe):
+        if not self.merges:
             return "this recipe merges nothing, and only the reference is bit-exact then"
         if x.is_cuda and x.dtype not in KERNEL_DTYPES:
             return f"there are no kernels for {x.dtype}"
@@ -141,14 +142,6 @@ def why_no_kernels() -> str | None:
     from adamerge.runtime.triton.kernels.launch import why_triton_too_old
 
     return why_triton_too_old()
-
-
-def _merges_nothing(recipe: Recipe) -> bool:
-    """Whether a recipe is known to merge nothing."""
-    budget = recipe.budget
-    if isinstance(budget, Fixed):
-        return not any(budget.r) if isinstance(budget.r, tuple) else budget.r == 0
-    return isinstance(budget, Adaptive) and not budget.ragged
 
 
 class ReferenceBackend:

@@ -8,9 +8,8 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
-from adamerge.core.match import Links
 from adamerge.core.plan import Plan, first, keep_all, tally, unfold
-from adamerge.core.recipe import Recipe
+from adamerge.core.recipe import Linked, Recipe
 from adamerge.core.types import AllTokens, Counts, PerToken, Slots
 from adamerge.runtime.block_view import View
 from adamerge.runtime.profiling import stage
@@ -74,22 +73,27 @@ def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
 
 def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
     """One block, with the recipe's merge before it or between its attention and its MLP."""
+    state, heads = before_merge(state, view, recipe)
+    return after_merge(merge(state, recipe, depth, heads), view, recipe)
+
+
+def before_merge(state: State, view: View, recipe: Recipe) -> tuple[State, Heads | None]:
+    """What a block computes before its merge: attention, or nothing if the merge comes first."""
+    return attention(state, view, recipe) if recipe.site == "after_attention" else (state, None)
+
+
+def after_merge(state: State, view: View, recipe: Recipe) -> State:
+    """What a block computes after its merge: attention, if the merge comes first, and the MLP."""
     if recipe.site == "before_block":
-        state, _ = attention(merge(state, recipe, depth), view, recipe)
-    else:
-        state, heads = attention(state, view, recipe)
-        state = merge(state, recipe, depth, heads)
+        state, _ = attention(state, view, recipe)
     with stage("mlp"):
         return replace(state, x=state.x + view.mlp(state.x))
 
 
-def measure(state: State, view: View, recipe: Recipe, depth: int) -> Links:
-    """The links that the recipe would see at the next layer, without merging anything."""
-    heads = None
-    if recipe.site == "after_attention":
-        state, heads = attention(state, view, recipe)
+def link(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> Linked:
+    """The salience and the links that a merge would be decided by."""
     with torch.autocast(state.x.device.type, enabled=False):
-        return recipe.link(build_evidence(state, depth, heads))[1]
+        return recipe.link(build_evidence(state, depth, heads))
 
 
 def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
@@ -132,12 +136,12 @@ def build_evidence(state: State, depth: int, heads: Heads | None = None) -> Evid
     )
 
 
-def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> State:
-    """Decide one merge and carry it out."""
+def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None, linked: Linked | None = None) -> State:
+    """Decide one merge, by the salience and links of `link` if they are given, and carry it out."""
     evidence = build_evidence(state, depth, heads)
     # Autocast would take the decision's products back to half precision, where they overflow (D1).
     with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
-        decision = recipe.decide(evidence)
+        decision = recipe.decide(evidence, linked)
     plan, x, size, place = decision.plan, state.x, state.size, state.place
     with stage("merge"):
         if not plan.is_identity:

@@ -10,14 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, layer_norm
 
-from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadImages, BadOption, UnsupportedModel
-from adamerge.core.evidence import Evidence, Heads, Widths
-from adamerge.core.match import Links, no_links
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.core.stats import summarise
-from adamerge.core.types import PerToken
 from adamerge.data.batches import Images, batches
 from adamerge.evaluation import kl_divergence
 from adamerge.flops import CostCount, check_cost, meter
@@ -27,6 +22,7 @@ from adamerge.patching.apply import temporarily_patched
 from adamerge.patching.probes import GivenTokens, embed
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
+from adamerge.runtime.layerwise import Block, calibrate_layers, run_layers
 
 Loss = Literal["kl", "features"]
 # Images that go through the model at once: small on a CPU, whose padding is work, large elsewhere.
@@ -77,7 +73,8 @@ class Evaluator:
             parameter = next(model.parameters())
             self.images = [batch.to(parameter.device, parameter.dtype) for batch in images]
             embedded = [embed(self.host, model, batch) for batch in self.images]
-            self.starts, self.tables = [state for state, _ in embedded], embedded[0][1]
+            self.starts = [state for state, _ in embedded]
+            self.blocks = [Block(view, table) for view, table in zip(self.host.views, embedded[0][1], strict=True)]
             answers = [self._answer(batch) for batch in self.images]
             outputs = [output for output, _ in answers]
             self.loss: Loss = _kind(loss, outputs[0], answers[0][1])
@@ -96,39 +93,14 @@ class Evaluator:
         `calibrate=False` uses the statistics it has.
         """
         self.sweeps += 1
-        host, depth = self.host, self.host.depth
-        adapting = recipe.budget if calibrate and isinstance(recipe.budget, Adaptive) else None
-        columns: list[Tensor] = []
-        thresholds: list[float] = []
         with _evaluating(self.model):
-            states = list(self.starts)
-            for layer in range(depth):
-                view = host.views[layer]
-                seen = []
-                for at, state in enumerate(states):
-                    heads, state = None, replace(state, tables=self.tables[layer])
-                    if recipe.site == "after_attention":
-                        state, heads = reference.attention(state, view, recipe)
-                    states[at] = state
-                    seen.append(_link(recipe, state, depth, heads))
-                if adapting is not None:
-                    links = [link for _, link in seen]
-                    columns.append(torch.cat([link.redundancy.double().cpu() for link in links]))
-                    if adapting.needs_thresholds:
-                        thresholds.append(adapting.threshold(links, layer))
-                    recipe = recipe.with_stats(summarise(torch.stack(columns, 1), thresholds))
-                for at, (state, (salience, links)) in enumerate(zip(states, seen, strict=True)):
-                    known = replace(recipe, salience=_Known(salience), links=_Linked(links))
-                    state = reference.merge(state, known, depth)
-                    if recipe.site == "before_block":
-                        state, _ = reference.attention(state, view, recipe)
-                    states[at] = replace(state, x=state.x + view.mlp(state.x))
+            if not calibrate or recipe.adaptive is None:
+                return self._outcome(recipe, run_layers(self.starts, self.blocks, recipe))
+            states, stats = calibrate_layers(self.starts, self.blocks, recipe)
             outcome = self._outcome(recipe, states)
-        if adapting is not None and recipe.stats is not None:
-            plain = to_json(recipe.with_stats(None))
-            stats = replace(recipe.stats, how="sequential", passes=1, model=host.fingerprint(), recipe=plain)
-            outcome = replace(outcome, recipe=recipe.with_stats(stats))
-        return outcome
+        plain = to_json(recipe.with_stats(None))
+        stats = replace(stats, how="sequential", passes=1, model=self.host.fingerprint(), recipe=plain)
+        return replace(outcome, recipe=recipe.with_stats(stats))
 
     def _outcome(self, recipe: Recipe, states: Sequence[reference.State]) -> SweepResult:
         compared, choices = [], []
@@ -155,10 +127,7 @@ class Evaluator:
         return (getattr(output, "pooler_output", output), False) if logits is None else (logits, True)
 
     def _unmerged(self, state: reference.State) -> Tensor:
-        for view, tables in zip(self.host.views, self.tables, strict=True):
-            state, _ = reference.attention(replace(state, tables=tables), view, none())
-            state = replace(state, x=state.x + view.mlp(state.x))
-        return state.x
+        return run_layers([state], self.blocks, none())[0].x
 
     def _patches_matter(self) -> bool:
         """Whether anything after the blocks looks at the patches: where not, they need not survive the last one."""
@@ -177,15 +146,6 @@ class Evaluator:
             return (output.double().log_softmax(1),)
         # Raw tokens differ most in a few large channels; what follows the blocks sees them normalised.
         return output, layer_norm(tokens, tokens.shape[-1:])[:, self.host.prefix :]
-
-
-def _link(recipe: Recipe, state: reference.State, depth: int, heads: Heads | None) -> tuple[PerToken, Links]:
-    """What matters and who would merge into whom; nobody, where the recipe looks at nothing."""
-    if recipe.idle(state.layer):
-        ones = torch.ones_like(state.size)
-        return ones, no_links(ones)
-    with torch.autocast(state.x.device.type, enabled=False):
-        return recipe.link(reference.build_evidence(state, depth, heads))
 
 
 def gather_images(model: nn.Module, images: Images) -> list[Tensor]:
@@ -223,29 +183,3 @@ def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tens
         return kl_divergence(full[0], merged[0])[:, None]
     pooled = cosine_similarity(full[0].double(), merged[0].double(), dim=1)
     return torch.stack([pooled, cosine_similarity(full[1].double(), merged[1].double(), dim=2).mean(1)], 1)
-
-
-@dataclass(frozen=True, eq=False)
-class _Known:
-    """A salience that was measured already."""
-
-    value: PerToken
-
-    def __call__(self, evidence: Evidence) -> PerToken:
-        return self.value
-
-    def macs(self, n: Tensor, at: Widths) -> Tensor:
-        return 0 * n
-
-
-@dataclass(frozen=True, eq=False)
-class _Linked:
-    """Links that were made already."""
-
-    links: Links
-
-    def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
-        return self.links
-
-    def macs(self, n: Tensor, at: Widths) -> Tensor:
-        return 0 * n

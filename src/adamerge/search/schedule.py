@@ -83,7 +83,7 @@ def with_rates(recipe: Recipe, rates: Sequence[float], patches: int) -> Recipe:
     A fixed budget merges the same number in every image; else thresholds, still to be calibrated, merge it on average.
     """
     r = tuple(round(r, 3) for r in merged_per_layer(rates, patches))
-    return replace(recipe, budget=Fixed(r) if isinstance(recipe.budget, Fixed) else Threshold(r))
+    return replace(recipe, budget=Fixed(r) if recipe.adaptive is None else Threshold(r))
 
 
 def _scaled(rates: Sequence[float], factors: Tensor) -> Float[Tensor, "f l"]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adamerge.calibration import How, calibrate
-from adamerge.core.budget import Adaptive, Everything, check_number
+from adamerge.core.budget import check_number
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.match import Bipartite, Everywhere
 from adamerge.core.recipe import Recipe
@@ -68,7 +68,7 @@ def make_calibrated_recipe(
 ) -> Recipe:
     """The method's recipe with these options, calibrated on `images` if it adapts."""
     recipe = make_recipe(method, options)
-    if isinstance(recipe.budget, Adaptive):
+    if recipe.adaptive is not None:
         recipe = recipe.with_stats(calibrate(model, images, recipe, how=how, progress=False))
     return recipe
 
@@ -157,7 +157,7 @@ class KnobCosts:
 def _varies(recipe: Recipe) -> bool:
     """Whether images of one model can cost differently."""
     near = isinstance(recipe.links, Bipartite) and not isinstance(recipe.links.reach, Everywhere)
-    return near or isinstance(recipe.budget, (Adaptive, Everything))
+    return near or recipe.ragged
 
 
 def _check_reachable(costs: KnobCosts, gentle: KnobCost, strong: KnobCost, target: Target) -> None:

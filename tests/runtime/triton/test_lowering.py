@@ -39,10 +39,10 @@ def test_salience_by_the_class_token_needs_one():
 @pytest.mark.parametrize("recipe", [tome(3), adamerge(r=3), dsm(3, 1)], ids=["tome", "adamerge", "dsm"])
 def test_fixed_counts_are_known_before_the_tokens_are(recipe):
     found = lowered(recipe)
-    assert found.may_merge(1)
-    assert [found.known_merges(1, patches) for patches in (0, 1, 2, 5, 50)] == [0, 0, 1, 2, 3]
+    assert recipe.may_merge(1, 3)
+    assert [found.known_merges(1, 3, patches) for patches in (0, 1, 2, 5, 50)] == [0, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("recipe", [adamerge(3.0), dymu(3.0)])
 def test_counts_that_adapt_are_not_known_before(recipe):
-    assert lowered(recipe).known_merges(1, 50) is None
+    assert lowered(recipe).known_merges(1, 3, 50) is None

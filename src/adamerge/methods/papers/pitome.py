@@ -29,12 +29,14 @@ class Ratio:
     def ragged(self) -> bool:
         return False
 
-    def merges(self, evidence: Evidence) -> int:
-        n = evidence.size.shape[1]
-        return min(math.floor(n - n * self.ratio), n // 2)
+    def may_merge(self, layer: int, depth: int) -> bool:
+        return self.ratio < 1
+
+    def fixed_count(self, layer: int, depth: int, patches: int) -> int:
+        return min(math.floor(patches - patches * self.ratio), patches // 2)
 
     def __call__(self, links: Links, evidence: Evidence) -> int:
-        return self.merges(evidence)
+        return self.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
 
 
 @part
@@ -61,7 +63,8 @@ class ByEnergy:
         order = energy.argsort(dim=1, descending=True, stable=True)
         taking_part = evidence.counts[:, None]
         if evidence.layer >= math.ceil(evidence.depth / 2):
-            taking_part = taking_part.clamp_max(2 * self.budget.merges(evidence))
+            merges = self.budget.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
+            taking_part = taking_part.clamp_max(2 * merges)
         rank = torch.arange(order.shape[1], device=order.device).expand_as(order)
         part = rank < taking_part
         return Sides(order[:, ::2], order[:, 1::2], part[:, ::2], part[:, 1::2])

@@ -95,12 +95,12 @@ class TritonForward:
     def _attention_half(self, layer: int) -> PackedState:
         """Attention, with the merge before it or after it: decided by kernels, by the reference, or none."""
         lowered, before = self.backend.lowered, self.backend.recipe.site == "before_block"
+        if not self.backend.recipe.may_merge(layer, len(self.backend.views)):
+            return without_merge(self._attention(layer))
         if isinstance(lowered, NotLowered):
             return (
                 self._reference_merge_then_attention(layer) if before else self._attention_then_reference_merge(layer)
             )
-        if not lowered.may_merge(layer):
-            return without_merge(self._attention(layer))
         return self._merge_then_attention(layer, lowered) if before else self._attention_then_merge(layer, lowered)
 
     def _attention(self, layer: int, readback: Readback | None = None) -> PackedState:
@@ -194,7 +194,7 @@ class TritonForward:
         decider = self.backend.decider
         assert decider is not None
         choice = decider.decide(state, layer, self.gemm, key, attention)
-        merges = decider.lowered.known_merges(layer, state.layout.most)
+        merges = decider.lowered.known_merges(layer, decider.depth, state.layout.most)
         return choice, Readback(choice.count, state.layout, merges, wait=not self.captured)
 
     def _qkv(self, state: PackedState, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
@@ -220,10 +220,9 @@ class TritonForward:
 
     def _mlp_half(self, state: PackedState, layer: int) -> PackedState:
         """The MLP, and the norm or the token lengths that the next block begins with."""
-        params, lowered, last = self.params[layer], self.backend.lowered, layer + 1 == len(self.backend.views)
-        merge_next = not last and self.backend.recipe.site == "before_block"
-        if merge_next and isinstance(lowered, Lowered):
-            merge_next = lowered.may_merge(layer + 1)
+        recipe, depth = self.backend.recipe, len(self.backend.views)
+        params, lowered, last = self.params[layer], self.backend.lowered, layer + 1 == depth
+        merge_next = not last and recipe.site == "before_block" and recipe.may_merge(layer + 1, depth)
         following = None if last or merge_next else self.params[layer + 1]
         norm = None if following is None else following.norm1
         if params is None:

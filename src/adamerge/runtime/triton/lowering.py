@@ -49,18 +49,10 @@ class Lowered:
     keep_length: bool
     budget: Fixed | ZScore | Threshold
 
-    def may_merge(self, layer: int) -> bool:
-        """Whether a layer can merge anything, as far as the budget alone can say."""
-        budget = self.budget
-        if isinstance(budget, Fixed):
-            return budget.at(layer) > 0
-        return budget.wanted(layer) > 0 if isinstance(budget, Threshold) else budget.most(layer) >= 1
-
-    def known_merges(self, layer: int, patches: int) -> int | None:
+    def known_merges(self, layer: int, depth: int, patches: int) -> int | None:
         """How many merges every image of `patches` tokens gets at a layer; None where that depends on the image."""
-        if not isinstance(self.budget, Fixed):
-            return None
-        return min(self.budget.at(layer), self.policy.split.most_merges(patches))
+        count = self.budget.fixed_count(layer, depth, patches)
+        return None if count is None else min(count, self.policy.split.most_merges(patches))
 
     def numbers(self, depth: int, device: torch.device) -> Tensor | None:
         """The calibrated numbers of the count rule, one row per layer; an error where there are none."""

@@ -61,7 +61,7 @@ class MergeDecider:
 
     def _rule(self, layer: int, layout: Layout) -> Rule:
         """The count rule of a layer, with its calibrated numbers on the device."""
-        merges = self.lowered.known_merges(layer, layout.most)
+        merges = self.lowered.known_merges(layer, self.depth, layout.most)
         if merges is not None:
             return Rule("fixed", merges)
         device = layout.offsets.device

@@ -1,0 +1,111 @@
+"""Runs batches of tokens layer by layer on the reference backend: all batches through one block before the next.
+
+The sequential calibration, the tuner's sweep and the passes that merge nothing are this loop.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from adamerge.core.budget import Fixed
+from adamerge.core.errors import BadOption
+from adamerge.core.evidence import Heads
+from adamerge.core.lazy import deferred
+from adamerge.core.match import Links
+from adamerge.core.recipe import Linked, Recipe
+from adamerge.core.stats import LayerStats, summarise
+from adamerge.runtime import reference
+from adamerge.runtime.block_view import View
+from adamerge.runtime.reference import State, Tables
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block of a host: its view, and the rotary tables that the host passes to it, if any."""
+
+    view: View
+    tables: Tables = ()
+
+
+# Takes a layer and the links of every batch at it; gives the recipe to merge with at this layer.
+ChooseRecipe = Callable[[int, Sequence[Links]], Recipe]
+
+
+def run_layers(
+    states: Sequence[State], blocks: Sequence[Block], recipe: Recipe, choose: ChooseRecipe | None = None
+) -> list[State]:
+    """The states after the last block.
+
+    `choose` gives the recipe for each layer from the links that `recipe` finds there in all batches.  It may change
+    the budget only.  Without it `recipe` merges at every layer.
+    """
+    states, depth = list(states), len(blocks)
+    for layer, block in enumerate(blocks):
+        states = [replace(state, tables=block.tables) for state in states]
+        if choose is None:
+            states = [reference.step(state, block.view, recipe, depth) for state in states]
+            continue
+        waiting = [_before_merge(state, block.view, recipe, depth) for state in states]
+        chosen = choose(layer, [links for _, _, (_, links) in waiting])
+        states = [
+            reference.after_merge(reference.merge(state, chosen, depth, heads, linked), block.view, chosen)
+            for state, heads, linked in waiting
+        ]
+    return states
+
+
+def _before_merge(state: State, view: View, recipe: Recipe, depth: int) -> tuple[State, Heads | None, Linked]:
+    """A batch up to its merge, with its salience and links.
+
+    Its queries, keys and values are not kept while other batches are measured: who reads them computes them again.
+    """
+    reached, heads = reference.before_merge(state, view, recipe)
+    linked = reference.link(reached, recipe, depth, heads)
+    if heads is None:
+        return reached, None, linked
+    again = cache(lambda: reference.attention(state, view, recipe)[1])
+    query, key, value = (deferred(partial(_side, again, name)) for name in ("query", "key", "value"))
+    return reached, Heads(query, key, value, heads.scale, heads.bias), linked
+
+
+def _side(heads: Callable[[], Heads], name: str) -> Tensor:
+    return getattr(heads(), name)
+
+
+def measure_unmerged(states: Sequence[State], blocks: Sequence[Block], recipe: Recipe) -> Float[Tensor, "n l"]:
+    """The redundancy of every image at every layer, by the recipe's links, while no tokens merge.
+
+    Layers at which the recipe cannot merge are not measured: they have redundancy 0.
+    """
+    unmerged = replace(recipe, budget=Fixed(0))
+    states = run_layers(states, blocks, recipe, lambda layer, links: unmerged)
+    return torch.cat([torch.stack([step.redundancy for step in state.steps], 1) for state in states])
+
+
+def calibrate_layers(
+    states: Sequence[State], blocks: Sequence[Block], recipe: Recipe, done: Callable[[], object] = lambda: None
+) -> tuple[list[State], LayerStats]:
+    """The states after the last block, and the statistics of an adaptive recipe.
+
+    Each layer is measured on tokens that the calibrated layers before it have merged; `done` is called after each.
+    """
+    budget = recipe.adaptive
+    if budget is None or not blocks:
+        raise BadOption(f"only adaptive budgets have statistics; this recipe's is {recipe.budget}")
+    columns: list[Tensor] = []
+    thresholds: list[float] = []
+    stats: list[LayerStats] = []
+
+    def choose(layer: int, links: Sequence[Links]) -> Recipe:
+        columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
+        if budget.needs_thresholds:
+            thresholds.append(budget.threshold(links, layer))
+        stats.append(summarise(torch.stack(columns, 1), thresholds))
+        done()
+        return recipe.with_stats(stats[-1])
+
+    return run_layers(states, blocks, recipe, choose), stats[-1]
