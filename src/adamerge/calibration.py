@@ -18,7 +18,7 @@ from adamerge.methods.papers.adamerge import adamerge
 from adamerge.patching.apply import apply, temporarily_patched, trace
 from adamerge.patching.probes import embed
 from adamerge.patching.stack import install
-from adamerge.runtime.layerwise import Block, calibrate_layers, measure_unmerged
+from adamerge.runtime.layerwise import HostBlock, calibrate_layers, measure_unmerged
 from adamerge.runtime.reference import State
 
 How = Literal["iterative", "sequential"]
@@ -113,10 +113,10 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
         return calibrate_layers(states, blocks, recipe, bar.update)[1]
 
 
-def _embedded(host: Host, model: nn.Module, batch: Tensor) -> tuple[State, list[Block]]:
+def _embedded(host: Host, model: nn.Module, batch: Tensor) -> tuple[State, list[HostBlock]]:
     """The tokens of a batch as they enter the first block, and the blocks with the rotary tables they get."""
     state, tables = embed(host, model, _on(model, batch))
-    return state, [Block(view, table) for view, table in zip(host.views, tables, strict=True)]
+    return state, [HostBlock(view, table) for view, table in zip(host.views, tables, strict=True)]
 
 
 def _all(seen: list[Tensor]) -> Tensor:

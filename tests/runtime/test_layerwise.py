@@ -18,7 +18,7 @@ from adamerge.hosts.base import find_host
 from adamerge.methods import adamerge, none, tome
 from adamerge.patching.probes import embed
 from adamerge.runtime import reference
-from adamerge.runtime.layerwise import Block, calibrate_layers, measure_unmerged, run_layers
+from adamerge.runtime.layerwise import HostBlock, calibrate_layers, measure_unmerged, run_layers
 
 # Statistics with which an adaptive recipe reads the tokens and merges none.
 UNREACHABLE = LayerStats((1e9,) * DEPTH, (1.0,) * DEPTH)
@@ -42,11 +42,11 @@ def states(model) -> list[reference.State]:
 
 
 @pytest.fixture
-def blocks(model) -> list[Block]:
-    return [Block(view) for view in find_host(model).views]
+def blocks(model) -> list[HostBlock]:
+    return [HostBlock(view) for view in find_host(model).views]
 
 
-def stepped(state: reference.State, blocks: list[Block], recipe: Recipe) -> reference.State:
+def stepped(state: reference.State, blocks: list[HostBlock], recipe: Recipe) -> reference.State:
     for block in blocks:
         state = reference.step(state, block.view, recipe, len(blocks))
     return state

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from adamerge.core.checks import check_number, check_numbers
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence
 from adamerge.core.match import Links
@@ -20,20 +21,6 @@ SMALLEST_STD = 1e-6
 MOST_TOKENS = 2**31
 # Below every score there is: where a threshold rule wants more links than exist, it gets all of them.
 LOWEST_THRESHOLD = -1e9
-
-
-def check_number(name: str, value: object, at_least: float | None = None) -> None:
-    """Refuse what is not a finite number, or is too small."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadOption(f"{name} must be a finite number; got {value!r}")
-    if at_least is not None and value < at_least:
-        raise BadOption(f"{name} must be >= {at_least}; got {value!r}")
-
-
-def check_numbers(name: str, values: float | tuple[float, ...]) -> None:
-    """Refuse what is neither a finite number >= 0 nor one for each layer."""
-    for value in values if isinstance(values, tuple) else (values,):
-        check_number(name, value, at_least=0)
 
 
 def wanted(r: float | tuple[float, ...], layer: int, name: str = "r") -> float:

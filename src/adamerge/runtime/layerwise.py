@@ -24,7 +24,7 @@ from adamerge.runtime.reference import State, Tables
 
 
 @dataclass(frozen=True)
-class Block:
+class HostBlock:
     """One block of a host: its view, and the rotary tables that the host passes to it, if any."""
 
     view: View
@@ -36,7 +36,7 @@ ChooseRecipe = Callable[[int, Sequence[Links]], Recipe]
 
 
 def run_layers(
-    states: Sequence[State], blocks: Sequence[Block], recipe: Recipe, choose: ChooseRecipe | None = None
+    states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe, choose: ChooseRecipe | None = None
 ) -> list[State]:
     """The states after the last block.
 
@@ -76,7 +76,7 @@ def _side(heads: Callable[[], Heads], name: str) -> Tensor:
     return getattr(heads(), name)
 
 
-def measure_unmerged(states: Sequence[State], blocks: Sequence[Block], recipe: Recipe) -> Float[Tensor, "n l"]:
+def measure_unmerged(states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe) -> Float[Tensor, "n l"]:
     """The redundancy of every image at every layer, by the recipe's links, while no tokens merge.
 
     Layers at which the recipe cannot merge are not measured: they have redundancy 0.
@@ -87,7 +87,7 @@ def measure_unmerged(states: Sequence[State], blocks: Sequence[Block], recipe: R
 
 
 def calibrate_layers(
-    states: Sequence[State], blocks: Sequence[Block], recipe: Recipe, done: Callable[[], object] = lambda: None
+    states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe, done: Callable[[], object] = lambda: None
 ) -> tuple[list[State], LayerStats]:
     """The states after the last block, and the statistics of an adaptive recipe.
 

@@ -22,7 +22,7 @@ from adamerge.patching.apply import temporarily_patched
 from adamerge.patching.probes import GivenTokens, embed
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
-from adamerge.runtime.layerwise import Block, calibrate_layers, run_layers
+from adamerge.runtime.layerwise import HostBlock, calibrate_layers, run_layers
 
 Loss = Literal["kl", "features"]
 # Images that go through the model at once: small on a CPU, whose padding is work, large elsewhere.
@@ -74,7 +74,7 @@ class Evaluator:
             self.images = [batch.to(parameter.device, parameter.dtype) for batch in images]
             embedded = [embed(self.host, model, batch) for batch in self.images]
             self.starts = [state for state, _ in embedded]
-            self.blocks = [Block(view, table) for view, table in zip(self.host.views, embedded[0][1], strict=True)]
+            self.blocks = [HostBlock(view, table) for view, table in zip(self.host.views, embedded[0][1], strict=True)]
             answers = [self._answer(batch) for batch in self.images]
             outputs = [output for output, _ in answers]
             self.loss: Loss = _kind(loss, outputs[0], answers[0][1])

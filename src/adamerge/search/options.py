@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from adamerge.core.budget import check_number
+from adamerge.core.checks import check_number
 from adamerge.core.errors import BadOption
 from adamerge.flops import CostCount, check_cost
 from adamerge.search.evaluator import Loss, check_loss

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adamerge.calibration import How, calibrate
-from adamerge.core.budget import check_number
+from adamerge.core.checks import check_number
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.match import Bipartite, Everywhere
 from adamerge.core.recipe import Recipe

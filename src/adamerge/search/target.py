@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from adamerge.core.budget import check_number
+from adamerge.core.checks import check_number
 from adamerge.core.errors import BadOption
 
 

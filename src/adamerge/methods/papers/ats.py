@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adamerge.core.budget import Everything, check_number
+from adamerge.core.budget import Everything
+from adamerge.core.checks import check_number
 from adamerge.core.combine import BySize, Drop
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.match import Links

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, normalize
 
-from adamerge.core.budget import Fixed, check_number
+from adamerge.core.budget import Fixed
+from adamerge.core.checks import check_number
 from adamerge.core.combine import BySize
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence
