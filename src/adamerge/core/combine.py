@@ -1,4 +1,4 @@
-"""Every way to make one token of several: the weights of an average, and what the average becomes."""
+"""How the tokens of a slot become one token: the weights of the average, and the way to combine."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from adamerge.core.types import Features, PerToken
 
 @runtime_checkable
 class Weight(Protocol):
-    """Gives each token's weight in the average of its slot."""
+    """The weight part of a recipe: gives each token's weight in the average of its slot, `(b, n)`."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken: ...
 
@@ -24,7 +24,7 @@ class Weight(Protocol):
 @part
 @dataclass(frozen=True)
 class BySalience:
-    """Tokens are averaged in proportion to their salience (published, eq. 5)."""
+    """Weights are the salience of the tokens (published, eq. 5)."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
         return salience
@@ -33,7 +33,7 @@ class BySalience:
 @part
 @dataclass(frozen=True)
 class BySize:
-    """Tokens are averaged in proportion to the number of patches they stand for (ToMe)."""
+    """Weights are the sizes of the tokens, the number of patches each stands for (ToMe)."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
         return evidence.size
@@ -42,7 +42,7 @@ class BySize:
 @part
 @dataclass(frozen=True)
 class BySalienceAndSize:
-    """Tokens are averaged in proportion to salience times size."""
+    """Weights are salience times size."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> PerToken:
         return salience * evidence.size
@@ -50,7 +50,7 @@ class BySalienceAndSize:
 
 @runtime_checkable
 class Combine(Protocol):
-    """Makes one token of each slot's tokens: `x`, `(b, n, d)`, becomes `(b, m, d)`."""
+    """The combine part of a recipe: makes one token from the tokens of each slot, `(b, n, d)` -> `(b, m, d)`."""
 
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]: ...
 
@@ -67,7 +67,7 @@ class Average:
 @part
 @dataclass(frozen=True)
 class Drop:
-    """Pruning: the token that keeps its slot is unchanged; tokens merged into it are lost."""
+    """Pruning: the destination token stays unchanged; the tokens merged into it are dropped."""
 
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]:
         return fold(x, decision.plan, decision.kept.to(decision.weight.dtype))
@@ -78,8 +78,8 @@ class Drop:
 class MeanNorm:
     """The weighted mean, rescaled to the weighted mean of its members' norms (ours).
 
-    The mean of tokens with different directions is shorter than they are; the layers that follow were trained on
-    tokens of full length.
+    The mean of tokens with different directions has a smaller norm than they have, but the next layers were trained on
+    tokens of full norm.
     """
 
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]:
@@ -92,7 +92,7 @@ class MeanNorm:
 @part
 @dataclass(frozen=True)
 class KeepNorm:
-    """MLERP (ToFu): the weighted mean, rescaled to the greatest norm of its members."""
+    """MLERP (ToFu): the weighted mean, rescaled to the largest norm of its members."""
 
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]:
         plan, weight = decision.plan, decision.weight
@@ -103,8 +103,8 @@ class KeepNorm:
 
 
 def _rescaled(mean: Float[Tensor, "b m d"], length: Float[Tensor, "b m 1"], plan: Plan) -> Float[Tensor, "b m d"]:
-    """The means of all slots with these lengths."""
+    """The mean of each slot, rescaled to have norm `length`."""
     factor = length / mean.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(mean.dtype).tiny)
-    # A token alone in its slot is returned bit for bit (D7).  A mean of length 0 has no direction to rescale.
+    # A token alone in its slot stays bit-identical (D7).  A mean of norm 0 has no direction and is not rescaled.
     shared = tally(torch.ones(plan.slot.shape, dtype=mean.dtype, device=mean.device), plan)[..., None] > 1
     return mean * torch.where(shared & factor.isfinite(), factor, 1)

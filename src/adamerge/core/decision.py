@@ -1,4 +1,4 @@
-"""What a recipe decided at one layer."""
+"""The result of `Recipe.decide`: what one layer merges, and how."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from adamerge.core.types import Mask, PerToken
 
 @dataclass(frozen=True)
 class Decision:
-    """A plan, the weight of each token in the average, and the salience and links that led to it."""
+    """A plan, the weight of each token in the average of its slot, and the salience and links it was made from."""
 
     plan: Plan
     weight: PerToken
@@ -18,6 +18,6 @@ class Decision:
 
     @property
     def kept(self) -> Mask:
-        """True for tokens that were not merged into another: alone in their slot, or the destination of others."""
+        """True for tokens that are not merged into another one: those alone in their slot, and destinations."""
         slot = self.plan.slot
         return ~(self.links.source & (slot == slot.gather(1, self.links.partner)))

@@ -1,4 +1,4 @@
-"""Every mistake a user can make, by name; each message says what was expected, what came and what to do."""
+"""The errors that the library raises on purpose; a message says what was expected, what was given and what to do."""
 
 
 class AdamergeError(Exception):
@@ -6,11 +6,11 @@ class AdamergeError(Exception):
 
 
 class UnsupportedModel(AdamergeError, TypeError):
-    """The model is of a kind that cannot be merged here."""
+    """The library cannot merge tokens in a model of this kind."""
 
 
 class NotApplied(AdamergeError, RuntimeError):
-    """The call needs a model that `adamerge.apply` was called on (or one that has run since)."""
+    """The call needs a model that `adamerge.apply` was called on, or one that has run since then."""
 
 
 class BadOption(AdamergeError, ValueError):

@@ -66,17 +66,17 @@ class Evidence:
 
     @property
     def tokens(self) -> Features:
-        """The tokens in at least float32: raw dot products overflow float16 (D1)."""
+        """The tokens in float32 or better: dot products of float16 tokens would overflow (D1)."""
         return self.raw.to(torch.promote_types(self.raw.dtype, torch.float32))
 
     @property
     def keys(self) -> Features:
-        """The patch tokens' attention keys, averaged over heads."""
+        """The patch tokens' attention keys, averaged over heads: `(b, n, k)`."""
         return self._after_attention("keys").key.to(self.size.dtype).mean(2)[:, self.prefix :]
 
     @property
     def values(self) -> Features:
-        """The patch tokens' attention values, all heads side by side."""
+        """The patch tokens' attention values, heads concatenated: `(b, n, heads * k)`."""
         value = self._after_attention("values").value[:, self.prefix :]
         return value.to(self.tokens.dtype).flatten(2)
 
@@ -93,13 +93,13 @@ class Evidence:
 
     @property
     def attention(self) -> Float[Tensor, "b t t"]:
-        """The whole attention matrix over all tokens, prefix included, averaged over heads."""
+        """The attention matrix over all tokens, prefix included, averaged over heads."""
         heads = self._after_attention("weights")
         return self._weights(heads, heads.query)
 
     @property
     def valid(self) -> Mask | None:
-        """Which tokens exist; None when all do."""
+        """Which tokens exist, as a mask; None when there is no padding."""
         if self.count is None:
             return None
         return torch.arange(self.size.shape[1], device=self.size.device) < self.count[:, None]
@@ -111,11 +111,13 @@ class Evidence:
         return torch.full((b,), n, device=self.size.device) if self.count is None else self.count
 
     def _weights(self, heads: Heads, query: Float[Tensor, "b q h k"]) -> Float[Tensor, "b q t"]:
+        """The attention weights of these queries, averaged over heads."""
         query, key = (side.to(self.tokens.dtype).transpose(1, 2) for side in (query, heads.key))
         scores = heads.scale * query @ key.mT
         return (scores if heads.bias is None else scores + heads.bias).softmax(-1).mean(1)
 
     def _after_attention(self, what: str) -> Heads:
+        """The heads; refused where there are none yet."""
         if self.heads is None:
             raise BadOption(
                 f"a part of this recipe reads attention {what}, which do not exist before the block; "

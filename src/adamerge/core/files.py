@@ -1,4 +1,4 @@
-"""Files that are read with a reason when they cannot be, and written whole or not at all."""
+"""Reading JSON files with clear errors, and writing files atomically."""
 
 import json
 import os
@@ -10,7 +10,10 @@ from adamerge.core.errors import AdamergeError
 
 
 def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[AdamergeError]) -> Any:
-    """The content of a JSON file; `error` with `advice` where it cannot be read or is no JSON."""
+    """The content of a JSON file.  Raises `error`, with `advice` in its text, if it cannot be read or is not JSON.
+
+    `what` names the kind of file in the text of the error.
+    """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as reason:
@@ -20,7 +23,7 @@ def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+    """Write a file so that a reader sees either the old or the new content, never a part of it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

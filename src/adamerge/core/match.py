@@ -1,4 +1,4 @@
-"""Who may merge into whom, and how strongly."""
+"""The links part of a recipe: which token may merge into which, and with what value."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -16,10 +16,14 @@ from adamerge.core.types import Counts, Features, Mask, PerImage, PerToken, Slot
 
 @dataclass(frozen=True)
 class Links:
-    """Every source token's destination, and how much it should go there.  `value` counts only where `source` holds.
+    """One link from each source token to the token it may merge into.
 
-    `most` is how many sources an image with a full row has, as a Python number, so that a fixed budget stays static;
-    None where that depends on the image.  `room` is how many merges each image has room for, if fewer than sources.
+    * `value`: how good the link is; the best links merge first.  Meaningful only where `source` is True.
+    * `partner`: the index of the destination.
+    * `source`: which tokens are sources.
+    * `most`: the most links an image without padding has, as a Python integer, so that shapes stay static with a fixed
+      budget; None if it depends on the image.
+    * `room`: the most merges that each image allows, if that is less than its number of sources.
     """
 
     value: PerToken
@@ -30,22 +34,22 @@ class Links:
 
     @property
     def redundancy(self) -> PerImage:
-        """The mean value over the sources: the paper's proxy for how much an image can lose at this layer."""
+        """The mean value over an image's sources: the paper's measure of its redundancy at this layer."""
         number = self.source.sum(1).clamp_min(1)
         return torch.where(self.source, self.value, 0).sum(1) / number
 
 
 def no_links(like: PerToken) -> Links:
-    """The links of tokens that nobody compares."""
-    everyone = torch.arange(like.shape[1], device=like.device).expand(like.shape)
-    return Links(0 * like, everyone, torch.zeros_like(like, dtype=torch.bool), 0)
+    """Links without any source, in the shape `(b, n)` of `like`."""
+    itself = torch.arange(like.shape[1], device=like.device).expand(like.shape)
+    return Links(0 * like, itself, torch.zeros_like(like, dtype=torch.bool), 0)
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The two sides of a bipartite matching, as token positions.  `*_valid` is False where a place is empty.
+    """The two sides of a bipartite matching, as token positions.  `*_valid` is False where an entry is padding.
 
-    `half` limits merges to half of the tokens (ToMe): of an odd number, one more source than targets stays.
+    `half` allows no more merges than there are targets (ToMe): of one source more than targets, one stays.
     """
 
     source: Int[Tensor, "b s"]
@@ -58,7 +62,7 @@ class Sides:
 @part
 @dataclass(frozen=True)
 class Sequential:
-    """The first half merges into the second: A = the first floor(n/2) tokens, B = the rest (published)."""
+    """Sources are the first floor(n/2) tokens, targets the others (published)."""
 
     def __call__(self, evidence: Evidence) -> Sides:
         n, counts = evidence.size.shape[1], evidence.counts[:, None]
@@ -74,10 +78,9 @@ class Sequential:
 @part
 @dataclass(frozen=True)
 class Alternating:
-    """Every second token merges into the tokens between (ToMe).
+    """Sources and targets alternate (ToMe).
 
-    ToMe counts its prefix tokens when it takes turns; `from_prefix` does so too.  Otherwise the first patch token
-    is a source.
+    ToMe starts to count at the prefix tokens, and so does `from_prefix`.  Otherwise the first patch token is a source.
     """
 
     from_prefix: bool = False
@@ -87,7 +90,7 @@ class Alternating:
         first = evidence.prefix % 2 if self.from_prefix else 0
         source = torch.arange(first, n, 2, device=counts.device).expand(counts.shape[0], -1)
         target = torch.arange(1 - first, n, 2, device=counts.device).expand(counts.shape[0], -1)
-        # A lone token has nobody to merge with, on whichever side it falls.
+        # The only token of an image is no source: there is no target for it.
         return Sides(source, target, (source < counts) & (counts > 1), target < counts, half=self.from_prefix)
 
     def pairs(self, n: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ class Alternating:
 @part
 @dataclass(frozen=True)
 class Everywhere:
-    """A token may merge into any other, however far away."""
+    """Any source may merge into any target."""
 
     def __call__(self, evidence: Evidence, sides: Sides) -> None:
         return None
@@ -106,7 +109,7 @@ class Everywhere:
 @part
 @dataclass(frozen=True)
 class SameWindow:
-    """A token may merge only inside its own quarter of the image, until `until` of the depth (DSM)."""
+    """In the first `until` of the depth, tokens merge only within their quarter of the image; then anywhere (DSM)."""
 
     until: float = 0.5
 
@@ -124,7 +127,7 @@ class SameWindow:
 @part
 @dataclass(frozen=True)
 class Tokens:
-    """Compare the tokens themselves (published)."""
+    """Similarity is that of the tokens (published)."""
 
     def __call__(self, evidence: Evidence) -> Features:
         return evidence.tokens
@@ -136,7 +139,7 @@ class Tokens:
 @part
 @dataclass(frozen=True)
 class Keys:
-    """Compare attention keys, averaged over heads (ToMe)."""
+    """Similarity is that of the attention keys, averaged over heads (ToMe)."""
 
     def __call__(self, evidence: Evidence) -> Features:
         return evidence.keys
@@ -148,7 +151,7 @@ class Keys:
 @part
 @dataclass(frozen=True)
 class SalientFirst:
-    """`s_i * cos`: salient tokens merge first (published, eq. 3).  The factor never changes who the partner is (D2)."""
+    """`s_i * cos`: salient tokens merge first (published, eq. 3).  The factor never changes the partner (D2)."""
 
     def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
         return salience * similarity
@@ -157,7 +160,7 @@ class SalientFirst:
 @part
 @dataclass(frozen=True)
 class SalientLast:
-    """`(1 - s_i) * cos`: salience protects from being merged away (the paper's Figure 1, not its equation)."""
+    """`(1 - s_i) * cos`: salient tokens merge last (the paper's Figure 1, not its equation)."""
 
     def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
         return (1 - salience) * similarity
@@ -166,10 +169,10 @@ class SalientLast:
 @part
 @dataclass(frozen=True)
 class Protect:
-    """`-(1 - cos) * s_i ** strength`: what is lost, the distance times how much the token matters (ours).
+    """`-(1 - cos) * s_i ** strength`: minus the cosine distance times a power of the salience (ours).
 
-    Unlike a product with the similarity, it lets tokens go that nobody looks at, however few are like them, and those
-    that much is made of only into their likes.  Salience is compared across images: use one whose mean is 1.
+    Unattended tokens merge even when dissimilar; attended ones only into near-duplicates.  A product of salience and
+    similarity does not do that.  Values are compared across images, so use a salience whose mean is 1.
     """
 
     strength: float = 0.75
@@ -186,7 +189,7 @@ class Protect:
 @part
 @dataclass(frozen=True)
 class SimilarityOnly:
-    """`cos`: salience has no say in who merges."""
+    """`cos`: salience does not influence which tokens merge."""
 
     def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
         return similarity
@@ -194,7 +197,7 @@ class SimilarityOnly:
 
 @runtime_checkable
 class Matching(Protocol):
-    """What a recipe needs of a way to link tokens."""
+    """Links source tokens to destinations; `macs` is its cost for `n` patch tokens."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links: ...
 
@@ -204,7 +207,11 @@ class Matching(Protocol):
 @part
 @dataclass(frozen=True)
 class Bipartite:
-    """Each source is linked to the most similar token of the other side; ties go to the lower position (D10)."""
+    """Links each source to the most similar target; ties go to the lower position (D10).
+
+    `split` makes sources and targets, `metric` gives the features whose cosine is the similarity, `score` turns
+    similarity and salience into the value of a link, `reach` limits which targets a source may have.
+    """
 
     split: Any
     metric: Any
@@ -241,7 +248,7 @@ class Bipartite:
 
 
 def _rows(x: Features, index: Int[Tensor, "b s"]) -> Float[Tensor, "b s d"]:
-    """Each image's tokens at these places, copied as whole rows: gathering number by number takes far longer."""
+    """Each image's tokens at these positions.  `index_select` copies rows, which is much faster than `gather`."""
     b, n, d = x.shape
     row = index + n * torch.arange(b, device=x.device)[:, None]
     return x.reshape(b * n, d).index_select(0, row.flatten()).view(*index.shape, d)

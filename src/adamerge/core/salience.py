@@ -1,4 +1,4 @@
-"""How much each token matters."""
+"""The salience part of a recipe: how much each token matters."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
@@ -18,7 +18,7 @@ Affinity = Literal["dot", "scaled", "cosine"]
 
 @runtime_checkable
 class Salience(Protocol):
-    """Gives each token's importance; `macs` is what that costs for `n` patch tokens."""
+    """Gives the importance of each token, `(b, n)`; `macs` is its cost for `n` patch tokens."""
 
     def __call__(self, evidence: Evidence) -> PerToken: ...
 
@@ -26,9 +26,9 @@ class Salience(Protocol):
 
 
 def min_max_scale(s: PerToken, valid: Mask | None = None, slack: float | Float[Tensor, "b 1"] = 0.0) -> PerToken:
-    """Scale to [0, 1] per image by minimum and maximum.  Where they are equal all tokens matter the same: 1 (D4).
+    """Scale to [0, 1] per image by minimum and maximum; padding gets 0.  If both are equal, all tokens get 1 (D4).
 
-    `slack` is the relative difference up to which rounding alone may set them apart.
+    They count as equal up to a relative difference of `slack`, which allows for rounding.
     """
     inf = float("inf")
     low = (s if valid is None else s.masked_fill(~valid, inf)).amin(1, keepdim=True)
@@ -72,8 +72,8 @@ class Centrality:
         if self.affinity == "scaled":
             a = a / x.shape[-1] ** 0.5
         valid = evidence.valid
-        # A few roundings are no difference.  Tokens that are all equal have equal salience by definition, however far
-        # rounding sets large products apart.
+        # Differences of a few roundings count as equal.  If all tokens of an image are identical, their salience is
+        # equal by definition, although rounding can separate large products by more than that.
         own = x if valid is None else torch.where(valid[:, :, None], x, x[:, :1])
         alike = (own.amax(1) == own.amin(1)).all(1)
         slack = torch.where(alike, torch.inf, 8 * torch.finfo(a.dtype).eps)[:, None]
@@ -89,7 +89,7 @@ class Centrality:
 @part
 @dataclass(frozen=True)
 class ClassAttention:
-    """How much the class token attends to a token, averaged over heads."""
+    """The class token's attention to each token, averaged over heads."""
 
     def __call__(self, evidence: Evidence) -> PerToken:
         return evidence.class_attention
@@ -101,7 +101,7 @@ class ClassAttention:
 @part
 @dataclass(frozen=True)
 class Sharpness:
-    """How sharply a token attends: its negative attention entropy, min-max scaled; below the mean it is background, 0
+    """The negative entropy of a token's attention, min-max scaled; values below the mean become 0, as background
     (vid-TLDR)."""
 
     def __call__(self, evidence: Evidence) -> PerToken:
@@ -117,9 +117,9 @@ class Sharpness:
 @part
 @dataclass(frozen=True)
 class ClassShare:
-    """The class token's attention to a token as a multiple of what a token gets on average over its image's tokens.
+    """The class token's attention to each token, divided by its mean over the image's tokens.
 
-    Unlike a min-max scale it does not hang on the most attended token, and it can be compared across images.
+    Unlike min-max scaling, it does not depend on the single most attended token, and it is comparable across images.
     """
 
     def __call__(self, evidence: Evidence) -> PerToken:
@@ -132,16 +132,16 @@ class ClassShare:
 @part
 @dataclass(frozen=True)
 class AttentionShare:
-    """The attention of all tokens to a token, as a multiple of the average: for models without a class token.
+    """The attention of all tokens to each token, divided by its mean: for models without a class token.
 
-    It needs the whole attention matrix, so that fused attention has to be paid for twice.
+    It needs the full attention matrix, so that scores are computed a second time when attention is fused.
     """
 
     def __call__(self, evidence: Evidence) -> PerToken:
         weights = evidence.attention
         if evidence.valid is not None:
-            asking = torch.nn.functional.pad(evidence.valid, (evidence.prefix, 0), value=True)
-            weights = weights.masked_fill(~asking[:, :, None], 0)
+            queries = torch.nn.functional.pad(evidence.valid, (evidence.prefix, 0), value=True)
+            weights = weights.masked_fill(~queries[:, :, None], 0)
         return scale_to_mean_one(weights.sum(1)[:, evidence.prefix :], evidence)
 
     def macs(self, n: torch.Tensor, at: Widths) -> torch.Tensor:
@@ -149,7 +149,7 @@ class AttentionShare:
 
 
 def scale_to_mean_one(s: PerToken, evidence: Evidence) -> PerToken:
-    """Scale to a mean of 1 per image; padding gets 0, and where nothing is attended to all tokens matter the same."""
+    """Scale to a mean of 1 per image; padding gets 0.  If the mean is 0, all tokens get 1."""
     valid = evidence.valid
     s = s if valid is None else torch.where(valid, s, 0)
     mean = s.sum(1, keepdim=True) / evidence.counts[:, None]

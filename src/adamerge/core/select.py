@@ -1,4 +1,4 @@
-"""From links and a number to a plan: the strongest links of each image merge."""
+"""Makes a plan from links: the strongest `r` links of each image merge."""
 
 from typing import Literal
 
@@ -13,10 +13,11 @@ Order = Literal["kept", "sources_first"]
 
 
 def select(links: Links, r: int | Counts, valid: Mask | None = None, order: Order = "kept") -> Plan:
-    """Merge the `r` strongest links of each image, never more than it has (D9); everyone else keeps a slot.
+    """The plan that merges the `r` strongest links of each image, or all it has if fewer (D9).
 
-    An int `r` keeps shapes static.  Ties go to the lower index, so that a run repeats exactly (D10).
-    `order` says how survivors line up: as they were (D8), or unmerged sources before the rest (ToMe).
+    `r` is an int for all images, which keeps shapes static, or a count for each.  Ties go to the lower index, so that
+    results are reproducible (D10).  `order` is the order of the remaining tokens: unchanged (D8), or unmerged sources
+    before the others (ToMe).
     """
     b, n = links.value.shape
     device = links.value.device
@@ -37,9 +38,9 @@ def select(links: Links, r: int | Counts, valid: Mask | None = None, order: Orde
 
 
 def _slots(links: Links, r: int | Tensor, valid: Mask | None, order: Order) -> tuple[Slots, Mask]:
-    """The slot of every token, and which tokens keep one of their own."""
+    """The slot of every token, and a mask of the tokens that are not merged into another."""
     value, n = links.value.detach(), links.value.shape[1]
-    # A source ranks before every other token, even where its value is -inf.
+    # Sources rank before all other tokens, even if their value is -inf.
     value = torch.where(links.source, value.clamp_min(torch.finfo(value.dtype).min), float("-inf"))
     by_value = value.argsort(dim=1, descending=True, stable=True)
     ranks = torch.arange(n, device=value.device).expand_as(by_value)
@@ -51,6 +52,6 @@ def _slots(links: Links, r: int | Tensor, valid: Mask | None, order: Order) -> t
         sources = kept & links.source
         others = (kept & ~links.source).cumsum(1) - 1 + sources.sum(1, keepdim=True)
         reordered = torch.where(sources, sources.cumsum(1) - 1, others)
-        # Who merges nothing stays in order, as in ToMe itself: a plan of nothing but order would look like none.
+        # An image that merges nothing keeps its order, as in ToMe: `Plan.is_identity` does not see a mere reordering.
         position = torch.where(merged.any(1, keepdim=True), reordered, position)
     return torch.where(merged, position.gather(1, links.partner), position), kept

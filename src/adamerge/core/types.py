@@ -1,4 +1,4 @@
-"""The shape vocabulary: b images, n patch tokens (t with the prefix), d channels, m tokens left after a merge."""
+"""Names for tensor shapes: b images, n patch tokens, t tokens with the prefix, d channels, m tokens after a merge."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
