@@ -27,7 +27,7 @@ from adamerge.experiments.benchmark.timing import Timing, interleave, watch_devi
 from adamerge.experiments.versions import versions
 from adamerge.patching.apply import apply, stack_of
 from adamerge.runtime.packed.state import PackedState
-from adamerge.runtime.triton.kernels.decide import Choice
+from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.lowering import Lowered, lower
 from adamerge.runtime.triton.merging import MergeDecider
 

@@ -21,7 +21,7 @@ from adamerge.runtime.profiling import stage
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
 from adamerge.runtime.triton.kernels.attention import attend
-from adamerge.runtime.triton.kernels.decide import Choice
+from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.kernels.unfold import unfold
 from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower

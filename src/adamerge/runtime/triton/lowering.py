@@ -21,7 +21,7 @@ from adamerge.core.match import (
 )
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Affinity, Centrality, ClassShare, Uniform
-from adamerge.runtime.triton.kernels.decide import Policy, Score, Weigh
+from adamerge.runtime.triton.kernels.choice import Policy, Score, Weigh
 from adamerge.runtime.triton.kernels.match import Split
 
 SCORES: dict[type, Score] = {

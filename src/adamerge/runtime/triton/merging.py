@@ -14,8 +14,9 @@ from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.kernels.affinity import affinity
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Rule
 from adamerge.runtime.triton.kernels.class_attention import class_attention
-from adamerge.runtime.triton.kernels.decide import Choice, ColumnSums, Rule, decide
+from adamerge.runtime.triton.kernels.decide import decide
 from adamerge.runtime.triton.kernels.match import match
 from adamerge.runtime.triton.kernels.mean_key_unit import mean_key_unit
 from adamerge.runtime.triton.kernels.merge import merge

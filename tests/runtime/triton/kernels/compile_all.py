@@ -98,7 +98,12 @@ for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
         match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,
         STEP=64, ROWS=64, COLUMNS=64, PRECISION="tf32", SCALED=scaled, **SPLIT,
     )  # fmt: skip
-for salience, score in ((1, 1), (2, 3)):
+for salience, score, rule in (
+    (decide.SALIENCE_AFFINITY, decide.SCORE_FIRST, decide.RULE_ZSCORE),
+    (decide.SALIENCE_CLASS, decide.SCORE_PROTECT, decide.RULE_ZSCORE),
+    (decide.SALIENCE_CLASS, decide.SCORE_PROTECT, decide.RULE_THRESHOLD),
+    (decide.SALIENCE_UNIFORM, decide.SCORE_SIMILARITY, decide.RULE_FIXED),
+):
     build(
         decide._decide,
         typed(
@@ -106,8 +111,8 @@ for salience, score in ((1, 1), (2, 3)):
             INT="partner offsets old_history slot gone goal origin count history",
         )
         | {"strength": "fp32"},
-        SALIENCE=salience, SCORE=score, WEIGHT=0, RULE=1, HALF=False, SOURCES_FIRST=True, TOKENS=256,
-        SOURCES=128, RIVALS=32, PARTS=16, PATCHES=256, **SPLIT,
+        SALIENCE=salience.value, SCORE=score.value, WEIGHT=decide.WEIGHT_SALIENCE.value, RULE=rule.value,
+        HALF=False, SOURCES_FIRST=True, TOKENS=256, RIVALS=32, PARTS=16, PATCHES=256, FLAT=decide.FLAT, **SPLIT,
     )  # fmt: skip
 build(
     merge._merge,

@@ -19,7 +19,8 @@ from adamerge.presets import protect
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, pad, ragged_layout
 from adamerge.runtime.triton.kernels.affinity import affinity
-from adamerge.runtime.triton.kernels.decide import Choice, ColumnSums, Rule, decide
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Rule
+from adamerge.runtime.triton.kernels.decide import decide
 from adamerge.runtime.triton.kernels.match import match
 from adamerge.runtime.triton.kernels.merge import merge
 from adamerge.runtime.triton.kernels.residual import add

@@ -56,12 +56,21 @@ class Split:
 
 @triton.jit
 @no_type_check
+def source_count(n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
+    """How many of `n` tokens are sources."""
+    if ALTERNATING:
+        # A single token has no target.
+        return tl.where(n > 1, (n + 1 - FIRST) // 2, 0)
+    return n // 2
+
+
+@triton.jit
+@no_type_check
 def source_at(place, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
     """Whether the token at a place is a source."""
     if ALTERNATING:
-        # A lone token has nobody to merge with.
         return (place % 2 == FIRST) & (place < tl.where(n > 1, n, 0))
-    return place < n // 2
+    return place < source_count(n, ALTERNATING, FIRST)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, Packed, PerRow
-from adamerge.runtime.triton.kernels.decide import Choice
+from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
 from adamerge.runtime.triton.kernels.residual import norm_numbers, norm_row
 
