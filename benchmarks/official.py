@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from adamerge.cli.bench import read_sizes, table
-from adamerge.cli.compare import read_labels
+from adamerge.cli.bench import table
+from adamerge.cli.lists import read_labels, read_sizes
 from adamerge.cli.loading import load_model
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.benchmark import Contender, bench, drawn_images, folder_images, make_entries, twin

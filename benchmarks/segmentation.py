@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from tqdm import tqdm
 
 import adamerge
-from adamerge.cli.compare import read_labels
+from adamerge.cli.lists import read_labels
 from adamerge.cli.loading import load_model
 from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe

@@ -381,13 +381,13 @@ def test_mistakes_on_the_command_line_are_named(tmp_path, words, text):
 
 
 def test_every_label_can_be_given_on_the_command_line():
-    from adamerge.cli.compare import read_labels
+    from adamerge.cli.lists import read_labels
 
     assert read_labels(", ".join(VARIANTS)) == list(VARIANTS)
 
 
 def test_values_on_the_command_line_are_read_as_numbers_truths_and_words():
-    from adamerge.cli.compare import read_native
+    from adamerge.cli.lists import read_native
 
     text = "adamerge:r-max=9.5,split=alternating,proportional_attention=true"
     options = {"r_max": 9.5, "split": "alternating", "proportional_attention": True}

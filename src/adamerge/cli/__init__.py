@@ -1,4 +1,4 @@
-"""The command line, thin over the library."""
+"""The command line of the library."""
 
 from adamerge.cli.app import main
 

@@ -1,4 +1,4 @@
-"""The commands, each thin over the library."""
+"""The command line: reads options, calls the library, prints results."""
 
 import json
 import sys
@@ -22,12 +22,12 @@ from adamerge.cli.flags import (
     Weights,
     Workers,
     console,
-    note,
     problems,
+    report_unreadable,
 )
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
-from adamerge.core.errors import AdamergeError, BadImages
+from adamerge.core.errors import AdamergeError
 
 app = typer.Typer(
     help="Token merging for pretrained Vision Transformers.",
@@ -35,24 +35,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+ADVICE = "The figures above are for the others; pass --skip-bad to accept that."
 METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 Method = Annotated[
-    str, typer.Option("--method", help="See `adamerge methods`; its own options follow.  Or --recipe FILE.")
+    str, typer.Option("--method", help="A method of `adamerge methods`, followed by its options; or use --recipe FILE.")
 ]
 
 
 @app.command(context_settings=METHOD_OPTIONS)
 def calibrate(
     context: typer.Context,
-    out: Annotated[Path, typer.Option("--out", help="Where the statistics go.")] = Path("stats.json"),
+    out: Annotated[Path, typer.Option("--out", help="The file to write the statistics to.")] = Path("stats.json"),
     model: Model = "embedded",
     weights: Weights = None,
     pretrained: Pretrained = False,
     data: Data = "embedded",
     method: Method = "adamerge",
     how: Annotated[str | None, typer.Option("--how", help="iterative (published) or sequential (ours).")] = None,
-    passes: Annotated[int, typer.Option("--passes", help="Passes of the iterative way.")] = 2,
+    passes: Annotated[int, typer.Option("--passes", help="Passes over the images; iterative only.")] = 2,
     device: Device = "cpu",
     dtype: Dtype = "fp32",
     batch_size: BatchSize = 64,
@@ -78,7 +79,7 @@ def calibrate(
         table.add_row(str(layer), f"{mean:.4f}", f"{std:.4f}")
     console.print(table)
     console.print(f"wrote {out}")
-    _complain(batches.complaint(), skip_bad)
+    report_unreadable(batches.complaint(), skip_bad, ADVICE)
 
 
 @app.command("eval", context_settings=METHOD_OPTIONS)
@@ -96,11 +97,11 @@ def evaluate(
     limit: Limit = None,
     skip_bad: SkipBad = False,
     runtime: Annotated[
-        str, typer.Option("--runtime", help="auto, reference or packed. On a CPU packed is faster, auto is exact.")
+        str, typer.Option("--runtime", help="auto, reference or packed. On a CPU, packed is faster and auto is exact.")
     ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:
-    """Accuracy, agreement with the unmerged model, cost and speed of a method."""
+    """Measure accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import RECIPE, read_recipe
     from adamerge.core.files import write_atomically
@@ -121,7 +122,7 @@ def evaluate(
     console.print(_figures(report))
     if json_file is not None:
         console.print(f"wrote {json_file}")
-    _complain(batches.complaint(), skip_bad)
+    report_unreadable(batches.complaint(), skip_bad, ADVICE)
 
 
 @app.command(context_settings=METHOD_OPTIONS)
@@ -130,9 +131,9 @@ def flops(
     model: Model = "embedded",
     method: Method = "none",
 ) -> None:
-    """Multiply-accumulates of a model under a method, in the paper's count and in the true one.
+    """Print the multiply-accumulates of a model with a method, in both counts (paper and true).
 
-    Adaptive methods are priced for an average image: one whose redundancy is the calibrated mean at every layer.
+    For an adaptive method, this is the cost of an image whose redundancy is the calibrated mean at every layer.
     """
     from adamerge.cli.options import read_recipe
     from adamerge.cli.pricing import price
@@ -143,7 +144,7 @@ def flops(
 
 @app.command()
 def methods() -> None:
-    """The methods and their options."""
+    """List the methods and their options."""
     from adamerge.cli.options import usage
     from adamerge.methods import METHODS
 
@@ -154,10 +155,10 @@ def methods() -> None:
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the pictures and figures.")] = Path("adamerge-demo"),
+    out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the table.")] = Path("adamerge-demo"),
     images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 168,
 ) -> None:
-    """See AdaMerge at work on the embedded model: calibrate, evaluate at several compressions, draw."""
+    """Calibrate and evaluate AdaMerge on the embedded model at several compressions, and draw figures."""
     from adamerge.experiments.demo import run
 
     console.print(run(out, images))
@@ -170,17 +171,17 @@ app.command()(tune)
 
 
 def main() -> None:
-    """Run the command line; every failure ends in a message, not in a traceback."""
+    """Run the command line.  A failure ends in a message; `--debug` adds the traceback."""
     arguments = [a for a in sys.argv[1:] if a != "--debug"]
     try:
         app(arguments)
     except AdamergeError as error:
         _fail(f"{type(error).__name__}: {error}", error, "--debug" in sys.argv)
     except KeyboardInterrupt as error:
-        _fail("interrupted; nothing was written half", error, "--debug" in sys.argv, code=130)
+        _fail("interrupted; no file was left half-written", error, "--debug" in sys.argv, code=130)
     except Exception as error:
-        told = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
-        _fail(told, error, "--debug" in sys.argv)
+        message = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+        _fail(message, error, "--debug" in sys.argv)
 
 
 def _fail(message: str, error: BaseException, debug: bool, code: int = 1) -> None:
@@ -188,14 +189,6 @@ def _fail(message: str, error: BaseException, debug: bool, code: int = 1) -> Non
     if debug:
         raise error
     raise SystemExit(code)
-
-
-def _complain(complaint: str | None, skip_bad: bool) -> None:
-    if complaint is None:
-        return
-    if not skip_bad:
-        raise BadImages(f"{complaint}. The figures above are for the others; pass --skip-bad to accept that.")
-    note(complaint)
 
 
 def _figures(report: dict) -> Table:

@@ -1,13 +1,12 @@
-"""The command `adamerge bench`: how fast methods are beside the best that the unmerged model can do."""
+"""The command `adamerge bench`: the speed of methods, compared with the fastest unmerged model."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from adamerge.cli.compare import read_labels, read_native
 from adamerge.cli.flags import (
     EMBEDDED,
     CalibrationImages,
@@ -19,18 +18,21 @@ from adamerge.cli.flags import (
     Workers,
     console,
     note,
+    report_unreadable,
 )
+from adamerge.cli.lists import read_cuts, read_labels, read_natives, read_sizes
 from adamerge.core.errors import BadImages, BadOption
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from adamerge.experiments.benchmark import BenchmarkRow
+    from adamerge.search.variants import Variant
 
 
-# Columns of text that hold the whole table.
+# The table needs this many characters in a line to show all columns.
 WIDE = 150
-# What a column shows of a row that has times.
+# Column -> its text for a row that has times.
 CELLS: "dict[str, Callable[[BenchmarkRow], str]]" = {
     "batch": lambda row: str(row.batch),
     "dtype": lambda row: row.dtype,
@@ -47,46 +49,58 @@ CELLS: "dict[str, Callable[[BenchmarkRow], str]]" = {
     "MB": lambda row: _text(row.own_mb, "{:.0f}"),
     "waits": lambda row: _text(row.syncs, "{}"),
 }
+# The columns that are shown in a narrower terminal.
 NARROW = ("batch", "method", "way", "cut", "ms", "speed-up", "ideal")
+
+
+Methods = Annotated[str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")]
+RandomWeights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file; random weights by default.")]
+Cuts = Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")]
+Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")]
+Dtypes = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")]
+Data = Annotated[str, typer.Option("--data", help="An ImageFolder; generated images by default.")]
+Calibration = Annotated[
+    str | None, typer.Option("--calibration", help="Another ImageFolder; by default other images of --data.")
+]
+Images = Annotated[
+    int | None, typer.Option("--images", help="How many images to time on; by default the largest batch, at least 64.")
+]
+ImageSize = Annotated[int | None, typer.Option("--image-size", help="Pixels, if not the model's own.")]
+Rounds = Annotated[int, typer.Option("--rounds", help="How often each contender is timed.")]
+Inner = Annotated[int | None, typer.Option("--inner", help="Calls per round; by default as many as take 30 ms.")]
+Unmerged = Annotated[
+    str | None, typer.Option("--unmerged", help="Ways to run the unmerged model; by default all of the device.")
+]
+Ways = Annotated[str | None, typer.Option("--ways", help="Ways to run the methods; by default all of the device.")]
+Out = Annotated[Path, typer.Option("--out", help="A CSV file; rows are added to it.")]
+Plot = Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups against batch sizes.")]
 
 
 def bench(
     model: Model = EMBEDDED,
-    weights: Annotated[
-        Path | None, typer.Option("--weights", help="A safetensors file; random weights without one.")
-    ] = None,
+    weights: RandomWeights = None,
     pretrained: Pretrained = False,
-    methods: Annotated[
-        str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")
-    ] = "tome,adamerge",
+    methods: Methods = "tome,adamerge",
     native: Native = None,
-    cut: Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")] = "0.23",
+    cut: Cuts = "0.23",
     cost: Cost = "true",
-    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")] = "1,8,32",
-    dtype: Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")] = "fp32",
+    batch: Batches = "1,8,32",
+    dtype: Dtypes = "fp32",
     device: Device = "cpu",
-    data: Annotated[str, typer.Option("--data", help="An ImageFolder; images are drawn without one.")] = EMBEDDED,
-    calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Another ImageFolder; by default other images of --data.")
-    ] = None,
+    data: Data = EMBEDDED,
+    calibration: Calibration = None,
     calibration_images: CalibrationImages = 64,
-    images: Annotated[
-        int | None, typer.Option("--images", help="How many images to time on; by default the largest batch, or 64.")
-    ] = None,
-    image_size: Annotated[int | None, typer.Option("--image-size", help="Pixels, if not the model's own.")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="How often each contender has its turn.")] = 20,
-    inner: Annotated[int | None, typer.Option("--inner", help="Calls per turn; by default 30 ms worth.")] = None,
-    unmerged: Annotated[
-        str | None, typer.Option("--unmerged", help="Ways to run the unmerged model; all of the device by default.")
-    ] = None,
-    ways: Annotated[
-        str | None, typer.Option("--ways", help="Ways to run the methods; all of the device by default.")
-    ] = None,
+    images: Images = None,
+    image_size: ImageSize = None,
+    rounds: Rounds = 20,
+    inner: Inner = None,
+    unmerged: Unmerged = None,
+    ways: Ways = None,
     workers: Workers = 2,
-    out: Annotated[Path, typer.Option("--out", help="A CSV file that rows are added to.")] = Path("bench.csv"),
-    plot: Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups against batch sizes.")] = None,
+    out: Out = Path("bench.csv"),
+    plot: Plot = None,
 ) -> None:
-    """Time methods beside the best unmerged model, in one interleaved run; rows are added to a CSV file."""
+    """Time methods against the fastest unmerged model, in one interleaved run; rows are added to a CSV file."""
     import torch
 
     from adamerge.cli.loading import load_model
@@ -94,42 +108,46 @@ def bench(
     from adamerge.experiments.benchmark import make_entries
     from adamerge.experiments.benchmark.rows import check_file
     from adamerge.flops import check_cost
-    from adamerge.search.target import Target
-    from adamerge.search.variants import find_variant
 
-    sizes = read_sizes(batch)
-    targets = [Target(cut=number) for number in _cuts(cut)]
-    labels = read_labels(methods) if methods.strip() else []
-    for label in labels:
-        find_variant(label)
-    natives = dict(read_native(text) for text in native or ())
-    if not labels and not natives:
-        raise BadOption("there is nothing to time beside the unmerged model; give --methods or --native")
+    sizes, targets = read_sizes(batch), read_cuts(cut, "0.23,0.5")
+    labels, natives = _read_methods(methods, native)
     check_cost(cost)
     check_file(out)
     if plot is not None and plot.suffix.lower() != ".png":
         raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
     wanted = max(*sizes, 64) if images is None else images
+    how: dict[str, Any] = {"batch_sizes": sizes, "rounds": rounds, "inner": inner, "out": out}
+    how |= {"unmerged": _read_ways(unmerged), "merged": _read_ways(ways)}
+    how |= {"name": model, "weights": _name_of_weights(model, weights, pretrained)}
     rows: list[BenchmarkRow] = []
     for number in dtype.split(","):
         torch.manual_seed(0)
         net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
-        entries = make_entries(net, known, labels, targets, native=natives, cost=cost)
-        rows += run(
-            net,
-            shown,
-            entries,
-            batch_sizes=sizes,
-            rounds=rounds,
-            inner=inner,
-            unmerged=None if unmerged is None else read_labels(unmerged),
-            merged=None if ways is None else read_labels(ways),
-            name=model,
-            weights=_weights(model, weights, pretrained),
-            source=source,
-            out=out,
-        )
+        goal: dict[str, Any] = {"native": natives, "cost": cost}
+        rows += run(net, shown, make_entries(net, known, labels, targets, **goal), source=source, **how)
+    _show(rows, out, plot)
+
+
+def _read_methods(methods: str, native: list[str] | None) -> "tuple[list[str], dict[str, Variant]]":
+    """The labels in `--methods` and the variants in `--native`, of which there has to be one."""
+    from adamerge.search.variants import find_variant
+
+    labels = read_labels(methods) if methods.strip() else []
+    for label in labels:
+        find_variant(label)
+    natives = read_natives(native)
+    if not labels and not natives:
+        raise BadOption("there is nothing to time beside the unmerged model; give --methods or --native")
+    return labels, natives
+
+
+def _read_ways(text: str | None) -> list[str] | None:
+    return None if text is None else read_labels(text)
+
+
+def _show(rows: "Sequence[BenchmarkRow]", out: Path, plot: Path | None) -> None:
+    """Print the table and the errors, draw the figure; fails if no contender could be timed."""
     console.print(table(rows, console.width))
     for words in dict.fromkeys(f"{row.method}, {row.way}: {row.error}" for row in rows if row.error):
         note(words)
@@ -143,19 +161,8 @@ def bench(
         raise BadOption(f"no contender could be timed; the first said: {rows[0].error}")
 
 
-def read_sizes(text: str) -> list[int]:
-    """Batch sizes separated by commas."""
-    try:
-        sizes = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise BadOption(f"--batch is whole numbers separated by commas, such as 1,8,32; got {text!r}") from None
-    if min(sizes) < 1:
-        raise BadOption(f"--batch sizes must be at least 1; got {text!r}")
-    return sizes
-
-
 def table(rows: "Sequence[BenchmarkRow]", width: int = WIDE) -> Table:
-    """The rows as a user reads them; where there is little room, without what can be looked up in the file."""
+    """The rows as a table; a narrow terminal gets fewer columns, the CSV file has all of them."""
     first = rows[0]
     found = Table(title=f"{first.model} ({first.weights}), {first.image_size} pixels, {first.device}")
     shown = [name for name in CELLS if width >= WIDE or name in NARROW]
@@ -169,22 +176,16 @@ def table(rows: "Sequence[BenchmarkRow]", width: int = WIDE) -> Table:
 
 def _failed(row: "BenchmarkRow") -> dict[str, str]:
     """The cells of a contender that has no times."""
-    told = {name: CELLS[name](row) for name in ("batch", "dtype", "method", "way")}
-    return {**told, "cut": row.target, "ms": row.error.partition(":")[0]}
+    known = {name: CELLS[name](row) for name in ("batch", "dtype", "method", "way")}
+    return {**known, "cut": row.target, "ms": row.error.partition(":")[0]}
 
 
 def _text(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def _cuts(text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise BadOption(f"--cut is numbers separated by commas, such as 0.23,0.5; got {text!r}") from None
-
-
-def _weights(model: str, weights: Path | None, pretrained: bool) -> str:
+def _name_of_weights(model: str, weights: Path | None, pretrained: bool) -> str:
+    """Where the weights come from, for the rows: a file, a library, or `random`."""
     if model == EMBEDDED:
         return "embedded"
     library, _, rest = model.rpartition(":")
@@ -195,7 +196,7 @@ def _weights(model: str, weights: Path | None, pretrained: bool) -> str:
 def _images(
     net: "nn.Module", data: str, calibration: str | None, count: int, calibrating: int, workers: int
 ) -> "tuple[Tensor, Tensor, str]":
-    """What to time on, what to calibrate on, and what to call it."""
+    """The images to time on, the images to calibrate on, and the name of their source."""
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.benchmark import drawn_images, folder_images
 
@@ -204,9 +205,9 @@ def _images(
     if data == EMBEDDED:
         shown, source = drawn_images(net, count, seed=TEST_SEED), "drawn"
     elif calibration is None:
-        # Taken together and then parted in turn, so that both are spread over the folder.
+        # Read at once and then divided, so that both parts are spread over the folder.
         pool, files = folder_images(net, data, count + calibrating, workers=workers)
-        _complain(files.complaint())
+        report_unreadable(files.complaint(), skip_bad=True)
         if len(pool) < 3:
             raise BadImages(f"{data} has too few images to calibrate on some and time on others; give --calibration")
         share = min(calibrating, len(pool) // 2)
@@ -216,14 +217,9 @@ def _images(
     else:
         shown, files = folder_images(net, data, count, workers=workers)
         source = Path(data).name
-        _complain(files.complaint())
+        report_unreadable(files.complaint(), skip_bad=True)
     if calibration is None or calibration == EMBEDDED:
         return shown, drawn_images(net, calibrating, seed=CALIBRATION_SEED), source
     known, files = folder_images(net, calibration, calibrating, workers=workers)
-    _complain(files.complaint())
+    report_unreadable(files.complaint(), skip_bad=True)
     return shown, known, source
-
-
-def _complain(complaint: str | None) -> None:
-    if complaint is not None:
-        note(complaint)

@@ -1,7 +1,5 @@
 """The command `adamerge compare`: methods side by side at equal cost."""
 
-import json
-import re
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,64 +25,70 @@ from adamerge.cli.flags import (
     Workers,
     console,
     note,
+    report_unreadable,
 )
-from adamerge.core.errors import BadImages, BadOption
+from adamerge.cli.lists import read_cuts, read_gmacs, read_labels, read_natives
+from adamerge.core.errors import BadOption
 
 if TYPE_CHECKING:
     from adamerge.experiments.comparison_rows import ComparisonRow
     from adamerge.search.target import Target
-    from adamerge.search.variants import Variant
 
 DEFAULT_CUTS = "0.1,0.2,0.3,0.4,0.5"
+RESULT_FILES = ("results.csv", "results.md", "pareto.png")
+ADVICE = "Pass --skip-bad to compare on the others."
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for results; an interrupted run continues from it.")]
+Calibration = Annotated[
+    str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
+]
+Methods = Annotated[str | None, typer.Option("--methods", help="Labels, separated by commas; all by default.")]
+Cut = Annotated[str | None, typer.Option("--cut", help=f"Shares of the cost to save; {DEFAULT_CUTS} by default.")]
+Gmacs = Annotated[str | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")]
+Recipes = Annotated[
+    list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
+]
+Rival = Annotated[str, typer.Option("--rival", help="The method that all others are compared with.")]
+Reread = Annotated[
+    bool, typer.Option("--reread", help="Read the images again for each cell: slower, but they need not fit memory.")
+]
 
 
 def compare(
-    out: Annotated[Path, typer.Option("--out", help="Folder for results; a run that was interrupted goes on.")],
+    out: Out,
     model: Model = EMBEDDED,
     weights: Weights = None,
     pretrained: Pretrained = False,
     data: Data = EMBEDDED,
-    calibration: Annotated[
-        str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option("--methods", help="Labels, separated by commas; all by default.")
-    ] = None,
-    cut: Annotated[
-        str | None, typer.Option("--cut", help=f"Shares of the cost to save; {DEFAULT_CUTS} by default.")
-    ] = None,
-    gmacs: Annotated[str | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")] = None,
+    calibration: Calibration = None,
+    methods: Methods = None,
+    cut: Cut = None,
+    gmacs: Gmacs = None,
     native: Native = None,
-    recipe: Annotated[
-        list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
-    ] = None,
+    recipe: Recipes = None,
     cost: Cost = "true",
-    rival: Annotated[str, typer.Option("--rival", help="Whom all others are compared with.")] = "tome",
+    rival: Rival = "tome",
     calibration_images: CalibrationImages = 256,
     limit: Limit = None,
     device: Device = "cpu",
     dtype: Dtype = "fp32",
     batch_size: BatchSize = 64,
     workers: Workers = 2,
-    reread: Annotated[
-        bool,
-        typer.Option("--reread", help="Read the images again for each cell: slower, but they need not fit memory."),
-    ] = False,
+    reread: Reread = False,
     skip_bad: SkipBad = False,
 ) -> None:
-    """Compare methods at equal cost: accuracy, divergence, speed, with intervals, as a table and a picture."""
+    """Compare methods at equal cost: accuracy, divergence and speed with intervals, as a table and a figure."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.core.recipe import Recipe
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.compare import compare as run
-    from adamerge.experiments.comparison_rows import headings, texts
     from adamerge.flops import check_cost
     from adamerge.search.variants import VARIANTS
 
     check_cost(cost)
-    natives = dict(read_native(text) for text in native or ())
+    natives = read_natives(native)
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
-    budgets = read_budgets(cut, gmacs, bool(natives or recipes))
+    budgets = _read_budgets(cut, gmacs, bool(natives or recipes))
     labels = list(VARIANTS) if methods is None else read_labels(methods)
     calibration = _calibration(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype)
@@ -94,79 +98,26 @@ def compare(
     number = next(net.parameters()).dtype
     known = [images.to(number) for images, _ in seen]
     kept = shown if reread else [(images.to(number), truth) for images, truth in shown]
-    _complain((seen.complaint(), shown.complaint()), skip_bad)
+    report_unreadable(seen.complaint(), skip_bad, ADVICE)
+    report_unreadable(shown.complaint(), skip_bad, ADVICE)
+    more: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost, "rival": rival, "name": model}
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        rows = run(
-            net,
-            known,
-            kept,
-            labels,
-            budgets,
-            out=out,
-            native=natives,
-            recipes=recipes,
-            cost=cost,  # pyright: ignore[reportArgumentType]
-            rival=rival,
-            name=model,
-        )
-    console.print(_table(rows, headings(rows), map(texts, rows)))
-    for caught in notes:
-        note(caught.message)
-    for name in ("results.csv", "results.md", "pareto.png"):
-        if (out / name).is_file():
-            console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
+        rows = run(net, known, kept, labels, budgets, out=out, **more)
+    _show(rows, [caught.message for caught in notes], out)
     if reread:
-        _complain((shown.complaint(),), skip_bad)
+        report_unreadable(shown.complaint(), skip_bad, ADVICE)
 
 
-def read_labels(text: str) -> list[str]:
-    """Labels separated by commas; those inside parentheses belong to a label."""
-    return [label.strip() for label in re.split(r",(?![^(]*\))", text)]
-
-
-def read_budgets(cut: str | None, gmacs: str | None, natives: bool) -> "list[Target]":
-    """The targets in `--cut` or `--gmacs`; the default ones unless native parameters say everything."""
-    from adamerge.search.target import Target
-
+def _read_budgets(cut: str | None, gmacs: str | None, others: bool) -> "list[Target]":
+    """The targets in `--cut` or `--gmacs`; without both, the default cuts, or none if there are `others` to compare."""
     if cut is not None and gmacs is not None:
         raise BadOption("give either --cut or --gmacs, not both")
     if gmacs is not None:
-        return [Target(gmacs=number) for number in _numbers("--gmacs", gmacs)]
-    if cut is None and natives:
+        return read_gmacs(gmacs)
+    if cut is None and others:
         return []
-    return [Target(cut=number) for number in _numbers("--cut", cut if cut is not None else DEFAULT_CUTS)]
-
-
-def read_native(text: str) -> "tuple[str, Variant]":
-    """`tome:r=8,proportional_attention=false` as a label and a variant."""
-    from adamerge.cli.options import read_recipe
-    from adamerge.search.variants import Variant
-
-    name, _, settings = text.partition(":")
-    words = [word.strip() for word in settings.split(",") if word.strip()]
-    for word in words:
-        if "=" not in word:
-            raise BadOption(f"--native is METHOD:OPTION=VALUE,OPTION=VALUE, such as tome:r=8; got {text!r}")
-    # Read as the other commands read them, for the same complaints; statistics are measured here.
-    read_recipe(name, [f"--{word}" for word in words], without=["stats"])
-    pairs = (word.split("=", 1) for word in words)
-    return text, Variant(name, {key.strip().replace("-", "_"): _value(value) for key, value in pairs})
-
-
-def _value(text: str) -> Any:
-    """A number, true, false, or a word."""
-    try:
-        return json.loads(text.strip().lower())
-    except json.JSONDecodeError:
-        return text.strip()
-
-
-def _numbers(flag: str, text: str) -> list[float]:
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError:
-        raise BadOption(f"{flag} is numbers separated by commas, such as 0.2,0.4; got {text!r}") from None
+    return read_cuts(cut if cut is not None else DEFAULT_CUTS)
 
 
 def _calibration(data: str, calibration: str | None) -> str:
@@ -178,11 +129,16 @@ def _calibration(data: str, calibration: str | None) -> str:
     return calibration if calibration is not None else EMBEDDED
 
 
-def _complain(complaints: Sequence[str | None], skip_bad: bool) -> None:
-    for complaint in filter(None, complaints):
-        if not skip_bad:
-            raise BadImages(f"{complaint}. Pass --skip-bad to compare on the others.")
-        note(complaint)
+def _show(rows: "Sequence[ComparisonRow]", notes: Sequence[object], out: Path) -> None:
+    """Print the table, the warnings of the run, and the files that it wrote."""
+    from adamerge.experiments.comparison_rows import headings, texts
+
+    console.print(_table(rows, headings(rows), map(texts, rows)))
+    for text in notes:
+        note(text)
+    for name in RESULT_FILES:
+        if (out / name).is_file():
+            console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
 
 
 def _table(rows: "Sequence[ComparisonRow]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:

@@ -1,10 +1,12 @@
-"""The options that several commands share, and where they print."""
+"""Options that several commands share, and the consoles that they print to."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from adamerge.core.errors import BadImages
 
 EMBEDDED = "embedded"
 console = Console()
@@ -18,17 +20,28 @@ Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download the lib
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]
-BatchSize = Annotated[int, typer.Option("--batch-size")]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Images in a batch.")]
 Workers = Annotated[int, typer.Option("--workers", help="Processes that read images.")]
 Limit = Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")]
 Native = Annotated[
-    list[str] | None, typer.Option("--native", help="A method by its own parameters, tome:r=8; may be repeated.")
+    list[str] | None, typer.Option("--native", help="A method by its own parameters, such as tome:r=8; repeatable.")
 ]
-CalibrationImages = Annotated[int, typer.Option("--calibration-images", help="How many to calibrate on.")]
-Cost = Annotated[str, typer.Option("--cost", help="The count of multiply-accumulates to use: true or paper.")]
+CalibrationImages = Annotated[int, typer.Option("--calibration-images", help="How many images to calibrate on.")]
+Cost = Annotated[
+    str, typer.Option("--cost", help="How multiply-accumulates are counted: true (all) or paper (blocks only).")
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")]
 
 
 def note(text: object) -> None:
-    """Tell what a user should know although the command succeeds."""
+    """Print a note to stderr; the command still succeeds."""
     problems.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def report_unreadable(complaint: str | None, skip_bad: bool, advice: str = "") -> None:
+    """Fail with `complaint` and `advice` if some files could not be read; with `skip_bad`, only print a note."""
+    if complaint is None:
+        return
+    if not skip_bad:
+        raise BadImages(f"{complaint}. {advice}")
+    note(complaint)

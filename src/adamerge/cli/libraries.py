@@ -1,4 +1,4 @@
-"""Models of other libraries than timm, as the command line names them: `transformers:FOLDER` and `torchvision:NAME`."""
+"""Models of libraries other than timm, by the names of the command line: `transformers:FOLDER`, `torchvision:NAME`."""
 
 import warnings
 from collections.abc import Callable
@@ -10,14 +10,17 @@ from torch import nn
 from adamerge.cli.weights import load_weights
 from adamerge.core.errors import BadOption, BadWeights
 
-# A model keeps its preprocessing where timm's models do, so that images are read for all of them in one way.
+# The attribute where timm keeps a model's preprocessing; other models get it too, so that one reader serves all.
 PREPROCESSING = "pretrained_cfg"
-# Pillow's numbers of filters, as transformers writes them.
+# Pillow's number of a resampling filter, which transformers writes -> timm's name for it.
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Module] | None":
-    """What makes the model of a name that starts with its library, from weights, pretrained, random and image_size."""
+    """The function that makes the model `library:name`; None if the name has no known library before a colon.
+
+    It takes weights, pretrained, random and image_size.
+    """
     library, colon, rest = name.partition(":")
     if not colon or library not in MAKERS:
         return None
@@ -28,7 +31,7 @@ def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Modu
 
 
 def _transformers(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
-    """A folder that `save_pretrained` wrote, or a model of the hub; both bring their own weights."""
+    """A folder that `save_pretrained` wrote, or a model of the hub; both come with weights."""
     import transformers
 
     local = Path(name).is_dir()
@@ -47,7 +50,7 @@ def _transformers(name: str, weights: Path | None, pretrained: bool, random: boo
         kind: Any = getattr(transformers, architecture, None)
         if kind is None:
             raise BadOption(f"transformers {transformers.__version__} has no {architecture}, which {name} is made of")
-        # Nothing is unpickled, whatever else lies beside.
+        # Only safetensors: pickle files in the folder are not read.
         model = kind.from_pretrained(name, use_safetensors=True) if local or pretrained else kind(config)
     except (OSError, ValueError, KeyError) as error:  # no such repository, no network, damaged or missing files
         raise BadWeights(f"transformers could not load {name!r}: {error}") from error
@@ -57,14 +60,14 @@ def _transformers(name: str, weights: Path | None, pretrained: bool, random: boo
 
 
 def _processor(name: str) -> dict[str, Any]:
-    """The preprocessing of a model's image processor in timm's words."""
+    """The preprocessing of a model's image processor, under timm's names."""
     from transformers import AutoImageProcessor
 
     try:
         made: dict[str, Any] = AutoImageProcessor.from_pretrained(name).to_dict()
     except (OSError, ValueError):
         warnings.warn(
-            f"{name} has no image processor beside it; images are cropped and normalised as is usual for ImageNet. "
+            f"{name} has no image processor; images are cropped and normalised as is usual for ImageNet. "
             "processor.save_pretrained(folder) writes one.",
             stacklevel=2,
         )
@@ -78,13 +81,13 @@ def _processor(name: str) -> dict[str, Any]:
         "std": (1.0,) * 3 if plain else tuple(made["image_std"]),
         "interpolation": FILTERS.get(int(made.get("resample", 3)), "bicubic"),
         "crop_pct": crop["height"] / edge if cropped else 1.0,
-        # Without a crop, images are squeezed into the square whatever their shape.
+        # Without a crop, an image is resized to a square and its aspect ratio is lost.
         "crop_mode": "center" if cropped else "squash",
     }
 
 
 def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
-    """A model by torchvision's name; a name such as `vit_b_16.IMAGENET1K_SWAG_E2E_V1` chooses among its weights."""
+    """A model of torchvision; `vit_b_16.IMAGENET1K_SWAG_E2E_V1` names the model and one of its weights."""
     from torchvision import models
 
     kind, _, tag = name.partition(".")
@@ -123,7 +126,7 @@ def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool
     return model
 
 
-# Library -> what makes a model of it, and what stands behind the colon.
+# Library -> the function that makes its models, and what follows the colon.
 MAKERS = {
     "transformers": (_transformers, "a folder that save_pretrained wrote, or a name on the hub"),
     "torchvision": (_torchvision, "one of its names, such as vit_b_16"),

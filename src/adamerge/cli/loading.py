@@ -1,4 +1,4 @@
-"""Models and images as the command line names them."""
+"""Loads models and images by the names of the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from adamerge.cli.weights import load_weights
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.data.folders import Readable, folder_loader
 
-# timm's own way to name models that it does not know itself.
+# timm loads models that are not in its list by these prefixes.
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -28,9 +28,9 @@ def load_model(
     random: bool = False,
     image_size: int | None = None,
 ) -> nn.Module:
-    """A model by name, in evaluation mode: the embedded one, one of timm, or with its library's name before a colon.
+    """A model in evaluation mode by name: `embedded`, a name of timm, or `library:name`.
 
-    `random` lets a model without weights have random ones; `image_size` is another than the model's usual one.
+    `random` allows random weights where none are given; `image_size` replaces the model's own image size.
     """
     if dtype not in DTYPES:
         raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
@@ -59,7 +59,7 @@ def _embedded(weights: Path | None, pretrained: bool, image_size: int | None) ->
 def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
     import timm
 
-    # A folder holds its weights.
+    # A folder comes with its weights.
     pretrained = pretrained or name.startswith("local-dir:")
     if weights is not None and pretrained:
         raise BadOption("give either --weights FILE or --pretrained, not both")
@@ -86,7 +86,7 @@ def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image
 
 @dataclass(frozen=True)
 class Drawn:
-    """Batches drawn by the embedded generator, in the shape of a loader."""
+    """Batches of (images, labels) from the embedded generator, with the interface of a folder's loader."""
 
     count: int
     seed: int
@@ -117,9 +117,9 @@ def load_data(
     limit: int | None,
     labelled: bool = True,
 ) -> "Readable | Drawn":
-    """Batches of (images, labels) from a folder, or drawn by the embedded generator.
+    """Batches of (images, labels) from a folder, or from the embedded generator.
 
-    Unless `labelled`, the folder's classes need not be the model's.
+    With `labelled=False`, the classes of the folder need not be those of the model.
     """
     if batch_size < 1:
         raise BadOption(f"--batch-size must be at least 1; got {batch_size}")

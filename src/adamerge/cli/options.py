@@ -1,4 +1,4 @@
-"""A method's own options, read off its signature: `--r-max 14 --split alternating`."""
+"""Options of a method, such as `--r-max 14 --split alternating`, read by the signature of its function."""
 
 import inspect
 import types
@@ -10,7 +10,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import METHODS, Method
 
-# What stands for a method where a file says everything.
+# The name of the method where a recipe file is given.
 RECIPE = "recipe"
 
 
@@ -24,7 +24,7 @@ def find_method(name: str) -> Method:
 def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ()) -> Recipe:
     """The recipe of method `name` with the options in `words`; options named in `without` are not accepted.
 
-    `--recipe FILE` takes the place of a method: everything is in the file.
+    `--recipe FILE` replaces the method and all its options.
     """
     if name == RECIPE or any(word.partition("=")[0] == "--recipe" for word in words):
         return _from_file(words)
@@ -80,7 +80,7 @@ def _flag(key: str) -> str:
 
 
 def _bare(kind: Any) -> Any:
-    """The type inside `X | None`, or of the numbers where there may be one for each block."""
+    """The type inside `X | None`; the type of one number where there may be one for each block."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = [k for k in get_args(kind) if k is not type(None) and get_origin(k) is not tuple]
     return kind

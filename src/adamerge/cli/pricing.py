@@ -1,4 +1,4 @@
-"""The price list behind `adamerge flops`: costs without weights and without a data set."""
+"""The output of `adamerge flops`: costs without weights and without a data set."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +16,7 @@ from adamerge.patching.apply import apply, trace
 
 
 def price(name: str, recipe: Recipe) -> Iterator[str]:
-    """Lines with both costs, unmerged and under `recipe`, for an image of average redundancy."""
+    """Lines of text with both counts of cost, unmerged and with `recipe`, for an image of average redundancy."""
     model = load_model(name, None, False, "cpu", "fp32", random=True)
     prices, image = meter(model), find_host(model).image
     full = prices.unmerged()
@@ -35,7 +35,7 @@ def price(name: str, recipe: Recipe) -> Iterator[str]:
 
 
 def _average(budget: Threshold, prices: Meter) -> Tensor:
-    """The counts of an image that merges what the thresholds let an average one merge."""
+    """The token counts (1, layers) of an image that merges at each layer the calibrated mean number of tokens."""
     left, counts = float(prices.patches), []
     for layer in range(len(prices.blocks)):
         left -= min(budget.wanted(layer), left // 2)
@@ -44,7 +44,7 @@ def _average(budget: Threshold, prices: Meter) -> Tensor:
 
 
 def _typical(recipe: Recipe) -> Recipe:
-    """The recipe with the counts of an average image, where its counts depend on the image."""
+    """The recipe with a fixed budget: a z-score of 0, that of an average image, merges half of the maximum."""
     if isinstance(recipe.budget, ZScore):
         most = recipe.budget.r_max
         half = tuple(number // 2 for number in most) if isinstance(most, tuple) else most // 2

@@ -1,4 +1,4 @@
-"""Weights of a model from a safetensors file."""
+"""Loads the weights of a model from a safetensors file."""
 
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from adamerge.core.errors import BadWeights
 
 
 def load_weights(model: nn.Module, path: Path, *, resample: bool = False) -> None:
-    """Fill the model from a safetensors file whose keys and shapes fit exactly.
+    """Load a safetensors file into the model; all keys and shapes have to fit.
 
-    `resample` lets the positions be those of another image size.
+    With `resample`, position embeddings of another image size are resampled.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -39,7 +39,7 @@ def load_weights(model: nn.Module, path: Path, *, resample: bool = False) -> Non
 
 
 def _resampled(model: Any, positions: Tensor) -> Tensor:
-    """Learned positions for the number of patches that a timm model has now."""
+    """Position embeddings, resampled to the number of patches of a timm model."""
     from timm.layers.pos_embed import resample_abs_pos_embed
 
     wanted = getattr(model, "pos_embed", None)
