@@ -1,4 +1,4 @@
-"""Merging methods by name: each is a function that returns a Recipe; `METHODS` is their table."""
+"""The merging methods: each is a function that returns a Recipe, and `METHODS` lists them by name."""
 
 from adamerge.methods.papers.adamerge import adamerge
 from adamerge.methods.papers.ats import ats

@@ -1,4 +1,4 @@
-"""The page of methods, made from their table: `python -m adamerge.methods.catalogue > docs/methods.md`."""
+"""Writes the page of methods from `METHODS`: `python -m adamerge.methods.catalogue > docs/methods.md`."""
 
 import inspect
 import sys
@@ -10,7 +10,7 @@ from adamerge.methods import METHODS, Method
 
 @dataclass(frozen=True)
 class Trained:
-    """A method that the paper cites and that cannot run without training: what it does, and what it would need here."""
+    """A method that the paper cites and that needs training: its idea, and what it would need in this library."""
 
     name: str
     source: str
@@ -23,7 +23,7 @@ TRAINED = (
     Trained(
         "DynamicViT",
         "Rao et al., NeurIPS 2021",
-        "a small network before some blocks says which tokens to keep",
+        "a small network before some blocks decides which tokens to keep",
         "the prediction modules, and the backbone trained with them",
         "a salience that runs the predictor; counts as in EViT, tokens dropped as in ATS",
     ),
@@ -76,7 +76,7 @@ NOTICE = "<!-- Made by `python -m adamerge.methods.catalogue > docs/methods.md`;
 
 
 def render() -> str:
-    """The whole page."""
+    """The page as Markdown."""
     methods = [
         (f"`{name}`", method.summary, source(method), options(method), knob(method)) for name, method in METHODS.items()
     ]
@@ -109,13 +109,13 @@ def render() -> str:
 
 
 def source(method: Method) -> str:
-    """The first sentence of the file that the method is in."""
+    """The first line of the docstring of the method's file: its name and paper."""
     module = sys.modules[method.make.__module__]
     return (module.__doc__ or "").strip().splitlines()[0].rstrip(".")
 
 
 def options(method: Method) -> str:
-    """The options with their defaults, as the signature has them; a variant's own values count as defaults."""
+    """The options of the signature with their defaults; options that a variant sets are its defaults."""
     fixed = dict(method.fixed)
     shown = []
     for name, parameter in inspect.signature(method.make).parameters.items():
@@ -125,7 +125,7 @@ def options(method: Method) -> str:
 
 
 def knob(method: Method) -> str:
-    """The knob and its range."""
+    """The knob and its range, from the value that merges least to the one that merges most."""
     return "" if method.knob is None else f"`{method.knob}`: {method.gentle:g} to {method.strong:g}"
 
 

@@ -1,4 +1,4 @@
-"""What the library knows of a method besides its function: the knob that sets its cost."""
+"""An entry of the table of methods: a function that makes recipes, and its knob, the option that sets the cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ from adamerge.core.recipe import Recipe
 
 @dataclass(frozen=True)
 class Method:
-    """A method by name: the function that makes its recipe, and the parameter that trades accuracy for cost.
+    """A method: `make` returns its recipe, and `knob` names the option that trades accuracy for cost.
 
-    `gentle` is the knob's value that merges least, `strong` the one that merges most; the cost falls from one to the
-    other.  `fixed` are options of a variant.
+    The knob's value `gentle` merges least and `strong` merges most; the cost falls from the first to the second.
+    `fixed` are options that a variant of a method sets.  A `Method` is called with the options of `make`.
     """
 
     make: Callable[..., Recipe]

@@ -1,1 +1,1 @@
-"""One paper, one file, one function that returns a Recipe; `none` and `random` are the baselines."""
+"""One file per paper, each with a function that returns a Recipe; `none` and `random` are baselines."""

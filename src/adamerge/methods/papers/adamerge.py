@@ -28,20 +28,22 @@ def adamerge(
     averaging: Literal["salience", "size", "salience_size"] = "salience",
     proportional_attention: bool = False,
 ) -> Recipe:
-    """Merge up to `r_max` tokens before each block, fewer where the image is rich.  The defaults are as published.
+    """Merge up to `r_max` tokens before each block, fewer in images with little redundancy.  Defaults are as published.
 
     Args:
-        r_max: most tokens one layer may merge; one number for all, or one for each.  9 is mild, 23 aggressive
+        r_max: the most tokens a layer may merge; one number for all layers, or one for each.  9 is mild, 23 aggressive
             (ViT-B/16, Table 1).
-        stats: layer-wise redundancy of the model, from `calibrate`.  Without it the recipe can only be calibrated.
-        r: merge exactly this many at every layer instead of adapting.
-        alpha: slope of the sigmoid.
-        temperature: divides the z-score; smaller is sharper.
-        affinity: raw dot products as published, the same over sqrt(d), or cosines.
-        split: the first half merges into the second (published), or every second token into its neighbours.
-        direction: salient tokens merge first (published), are protected from merging, or salience has no say.
-        averaging: weigh merged tokens by salience (published), by size, or by their product.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        stats: mean and standard deviation of the redundancy of each layer, from `calibrate`.  Without them the recipe
+            can be calibrated but not applied.
+        r: merge exactly this many tokens at every layer, in every image, instead of adapting.
+        alpha: factor of the z-score in the sigmoid.
+        temperature: divisor of the z-score; the smaller, the more the count reacts to the image.
+        affinity: "dot" is the raw dot product (published), "scaled" divides it by sqrt(d), "cosine" normalises tokens.
+        split: "sequential" merges the first half of the tokens into the second (published), "alternating" every second
+            token into the others.
+        direction: "published" merges salient tokens first, "protecting" merges them last, "off" ignores salience.
+        averaging: weight of a token in an average: "salience" (published), "size", or "salience_size", their product.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     if (r is None) == (r_max is None):
         raise BadOption(f"give either r_max (adaptive) or r (fixed); got r_max={r_max!r} and r={r!r}")
@@ -56,12 +58,14 @@ def adamerge(
 
 
 def _pick(name: str, choice: str, choices: dict):
+    """The part that an option names."""
     if choice not in choices:
         raise BadOption(f"{name} must be one of {', '.join(choices)}; got {choice!r}")
     return choices[choice]
 
 
 def _number(r_max: float | tuple[float, ...] | None) -> float | tuple[float, ...]:
+    """`r_max`, which must be given here."""
     if r_max is None:
         raise BadOption("r_max must be a number >= 0; got None")
     return r_max

@@ -9,7 +9,7 @@ from adamerge.core.budget import Everything
 from adamerge.core.checks import check_number
 from adamerge.core.combine import BySize, Drop
 from adamerge.core.evidence import Evidence, Widths
-from adamerge.core.match import Links
+from adamerge.core.match import Links, no_links
 from adamerge.core.parts import part
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import ClassAttention
@@ -19,20 +19,21 @@ from adamerge.core.types import PerToken
 @part
 @dataclass(frozen=True)
 class Sampled:
-    """Sample tokens by inverse transform at evenly spaced points of the scores' cumulative sum.
+    """Keeps the tokens that inverse-transform sampling hits: `points` even steps over the cumulative sum of the scores.
 
-    The score is class attention times the norm of the value; several points may hit one token, so rich images keep
-    more.  Who is not hit is linked to the next token that is.
+    The score is class attention times the norm of the value.  Several points can hit the same token, so the number of
+    kept tokens depends on the image.  Every other token is linked to the next kept one.  Nothing is linked in the
+    `first` share of the depth.
     """
 
     points: float
     first: float = 0.25
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
-        b, n = salience.shape
-        everyone = torch.arange(n, device=salience.device).expand(b, n)
         if evidence.layer < self.first * evidence.depth:
-            return Links(0 * salience, everyone, torch.zeros_like(everyone, dtype=torch.bool), 0)
+            return no_links(salience)
+        b, n = salience.shape
+        position = torch.arange(n, device=salience.device).expand(b, n)
         norm = evidence.values.norm(dim=-1)
         score = salience * norm
         valid = evidence.valid
@@ -42,10 +43,10 @@ class Sampled:
         points = max(1, round(self.points))
         at = (torch.arange(points, device=score.device, dtype=score.dtype) + 0.5) / points
         hit = torch.searchsorted(total, at.expand(b, -1).contiguous()).minimum(evidence.counts[:, None] - 1)
-        sampled = torch.zeros_like(everyone, dtype=torch.bool).scatter(1, hit, True)
-        # The next sampled position, or the last one for those behind it.
-        last = torch.where(sampled, everyone, -1).amax(1, keepdim=True)
-        following = torch.where(sampled, everyone, n).flip(1).cummin(1).values.flip(1)
+        sampled = torch.zeros_like(position, dtype=torch.bool).scatter(1, hit, True)
+        # The next sampled position; after the last one, that one.
+        last = torch.where(sampled, position, -1).amax(1, keepdim=True)
+        following = torch.where(sampled, position, n).flip(1).cummin(1).values.flip(1)
         source = ~sampled if valid is None else valid & ~sampled
         return Links(0 * salience, torch.where(following == n, last, following), source, None)
 
@@ -54,15 +55,16 @@ class Sampled:
 
 
 def ats(tokens: float, *, first: float = 0.25, proportional_attention: bool = False) -> Recipe:
-    """Keep at most `tokens` tokens a layer, sampled by class attention times value norm; drop the others.
+    """Keep at most `tokens` tokens per layer, sampled by class attention times value norm; drop the others.
 
     From the paper: the score, inverse-transform sampling at fixed points (no randomness at inference), and counts that
-    vary with the image.  Our reading: sampling starts after a quarter of the blocks.  The original leaves the queries
-    of dropped tokens out of the attention matrix of the same block; here they are dropped right after it, with the same
-    result and a slightly higher cost.
+    vary with the image.  Our reading: sampling starts after a quarter of the blocks.  The original removes the queries
+    of dropped tokens from the attention of the same block; here they are dropped right after attention, with the same
+    result at a slightly higher cost.
 
     Args:
-        tokens: sampling points, the most patch tokens that can stay; more points than tokens spare more of them.
+        tokens: the number of sampling points, and so the most patch tokens that can stay.  It may exceed the number of
+            tokens; then more of them stay.
         first: the share of the depth that runs on all tokens.
         proportional_attention: count a kept token as often as the patches it stands for.
     """

@@ -8,17 +8,17 @@ from adamerge.core.salience import Uniform
 
 
 def dsm(r: float, delay: int = 4, *, windows: bool = False, proportional_attention: bool = True) -> Recipe:
-    """ToMe with the first `delay` blocks left whole, then `r` merges a block.
+    """ToMe that merges nothing in the first `delay` blocks, then `r` tokens per block.
 
-    From the paper: merging starts late, because early attention has not converged; and merging first inside spatial
-    windows, then globally, catches redundancy at several scales.  Our reading: windows are the four quarters of the
-    image and hold for the first half of the blocks.  No official code is public.
+    From the paper: merging starts late, because attention has not converged in early blocks; merging within spatial
+    windows first and globally later finds redundancy at several scales.  Our reading: the windows are the four quarters
+    of the image, used in the first half of the blocks.  There is no public official code.
 
     Args:
-        r: tokens merged at each layer after the delay; a fraction is spread over the layers.
-        delay: how many blocks run on all tokens.
-        windows: merge only inside quarters of the image in the first half of the blocks.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        r: tokens merged at each layer after the delay; fractions carry over to later layers.
+        delay: how many blocks at the start merge nothing.
+        windows: merge only within quarters of the image in the first half of the blocks.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     reach = SameWindow() if windows else Everywhere()
     return Recipe(

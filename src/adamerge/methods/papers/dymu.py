@@ -9,16 +9,16 @@ from adamerge.core.stats import LayerStats
 
 
 def dymu(r: float, stats: LayerStats | None = None, *, proportional_attention: bool = True) -> Recipe:
-    """ToMe's links, cut at a threshold for each layer, so that images merge as many tokens as they can spare.
+    """ToMe that merges all links above a threshold per layer, so that redundant images merge more tokens.
 
-    From the paper: the thresholds are found layer by layer on calibration images such that `r` tokens merge on
-    average over the batch.  The original pads a batch to its longest image and fills merged tokens in again for
-    language models ("virtual unmerging"), which classification does not need.
+    From the paper: the thresholds are found layer by layer on calibration images, such that `r` tokens merge on
+    average over the batch.  The original pads a batch to its longest image, and restores merged tokens for language
+    models ("virtual unmerging"), which classification does not need.
 
     Args:
-        r: tokens merged at each layer on average over the calibration images.
-        stats: the thresholds, from `calibrate`.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        r: tokens merged at each layer, on average over the calibration images.
+        stats: the thresholds, from `calibrate`.  Without them the recipe can be calibrated but not applied.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     return Recipe(
         site="after_attention",

@@ -18,7 +18,7 @@ from adamerge.core.types import PerToken
 @part
 @dataclass(frozen=True)
 class IntoOne:
-    """Everyone is linked to the least salient token: whoever goes ends in one fused token."""
+    """Links every token to the least salient one, so that all merged tokens become one fused token."""
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         valid = evidence.valid
@@ -33,14 +33,14 @@ class IntoOne:
 
 
 def evit(keep: float, *, proportional_attention: bool = False) -> Recipe:
-    """Keep the share `keep` of the tokens the class token attends to most at three depths; fuse the others into one.
+    """At three depths keep the share `keep` of the tokens, those the class token attends to most; fuse the others.
 
-    From the paper: class attention averaged over heads, the fused token weighted by it, at blocks 3, 6 and 9 of
-    twelve.  Its published models are trained with that; here nothing is trained, so expect less.
+    From the paper: class attention averaged over heads, and a fused token weighted by it, at blocks 3, 6 and 9 of
+    twelve.  The published models are trained with EViT; here nothing is trained, so accuracy is lower.
 
     Args:
         keep: the share of tokens that stay at each of the three stages.
-        proportional_attention: count the fused token as often as the patches it stands for.
+        proportional_attention: add the log of its size to the attention scores of the fused token.
     """
     return Recipe(
         site="after_attention",

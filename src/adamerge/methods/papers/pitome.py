@@ -43,10 +43,11 @@ class Ratio:
 @part
 @dataclass(frozen=True)
 class ByEnergy:
-    """Tokens in order of falling energy take turns as source and target; energy is high where many look alike.
+    """Sorts tokens by falling energy and makes them source and target in turn.
 
-    `E_i = mean_j ELU(cos(k_i, k_j) - m)` with a margin `m` that falls linearly to 0 over the depth.  In the first half
-    of the blocks everybody takes part; after it only the `2 r` tokens of highest energy do, the others are protected.
+    The energy `E_i = mean_j ELU(cos(k_i, k_j) - m)` is high for tokens that many others are similar to.  The margin `m`
+    falls linearly from `margin` to 0 over the depth.  In the first half of the blocks all tokens take part; in the
+    second half only the `2 r` tokens of highest energy, and the others are protected.
     """
 
     margin: float
@@ -77,19 +78,19 @@ class ByEnergy:
 def pitome(
     r: float | None = None, ratio: float | None = None, *, margin: float = 0.9, proportional_attention: bool = True
 ) -> Recipe:
-    """Merge only tokens of high energy, those with many look-alikes; protect the rest.
+    """Merge tokens of high energy, which many others are similar to; protect the others.
 
     From the paper: energy, the falling margin, ordered bipartite matching, protection of low-energy tokens, averaging
-    by size.  What the original code does differently: it takes the share `ratio` of tokens to keep; its margin starts
-    at 0.9 for AugReg and CLIP models and at 0.75 for DeiT and MAE; it protects only in the second half of the blocks
-    (we follow it); and its timm patch never passes sizes to attention, so that proportional attention is off there
-    (`proportional_attention=False` gives that).
+    by size.  Our reading follows the original code where it differs: it protects only in the second half of the blocks.
+    Its other choices are options here: it takes the share `ratio` of tokens to keep; its margin starts at 0.9 for
+    AugReg and CLIP models and at 0.75 for DeiT and MAE; its timm patch never passes sizes to attention, which is
+    `proportional_attention=False`.
 
     Args:
-        r: tokens merged at each layer; a fraction is spread over the layers.
+        r: tokens merged at each layer; fractions carry over to later layers.
         ratio: instead of `r`, the share of tokens kept at each layer.
-        margin: where the margin starts in the first block.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        margin: the margin in the first block.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     if (r is None) == (ratio is None):
         raise BadOption(f"give either r or ratio; got r={r!r} and ratio={ratio!r}")

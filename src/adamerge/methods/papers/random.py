@@ -1,4 +1,4 @@
-"""Random merging: the floor that every method must beat."""
+"""Random merging: the baseline that every method should beat."""
 
 from dataclasses import dataclass
 
@@ -18,15 +18,15 @@ from adamerge.core.types import PerToken
 @part
 @dataclass(frozen=True)
 class AtRandom:
-    """Every second token is linked to a random one of the others; the same for every image, so that runs repeat."""
+    """Links every second token to a random one of the others; the draws are the same for all images and runs."""
 
     seed: int = 0
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         b, n = salience.shape
         sides = Alternating()(evidence)
-        dice = torch.Generator().manual_seed(self.seed * 1009 + evidence.layer)
-        draw = torch.rand(2, n, generator=dice).to(salience)
+        generator = torch.Generator().manual_seed(self.seed * 1009 + evidence.layer)
+        draw = torch.rand(2, n, generator=generator).to(salience)
         targets = sides.target_valid.sum(1, keepdim=True).clamp_min(1)
         which = (draw[1] * targets).long().minimum(targets - 1)
         partner = (2 * which + 1).clamp_max(n - 1)
@@ -42,9 +42,9 @@ def random(r: float, *, seed: int = 0, proportional_attention: bool = True) -> R
     """Merge `r` random pairs at each layer.
 
     Args:
-        r: tokens merged at each layer; a fraction is spread over the layers.
-        seed: of the pairs.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        r: tokens merged at each layer; fractions carry over to later layers.
+        seed: seed of the random pairs.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     return Recipe(
         site="after_attention",

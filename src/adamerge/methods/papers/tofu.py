@@ -17,7 +17,7 @@ from adamerge.methods.papers.tome import tome
 @part
 @dataclass(frozen=True)
 class DropThenKeepNorm:
-    """Prune in the first `until` of the depth, merge with kept norms after it."""
+    """Drops merged tokens in the first `until` of the depth; after it averages them and keeps the largest norm."""
 
     until: float = 0.5
 
@@ -27,15 +27,15 @@ class DropThenKeepNorm:
 
 
 def tofu(r: float, *, until: float = 0.5, proportional_attention: bool = True) -> Recipe:
-    """ToMe's pairs, pruned in early blocks and averaged with their norm kept in late ones.
+    """ToMe's pairs: early blocks drop the source, late blocks average both and keep the norm.
 
-    From the paper: early blocks respond to interpolated inputs far from linearly, so that pruning hurts less than
-    averaging there; MLERP keeps the norm.  Our reading: the norm is the greatest of the members', and the change comes
-    in the middle of the depth.  No official code was found.
+    From the paper: early blocks are far from linear between two inputs, so that dropping a token hurts less there than
+    averaging; MLERP keeps the norm.  Our reading: the norm is the largest of the members, and the change is at half of
+    the depth.  No official code was found.
 
     Args:
-        r: tokens removed at each layer; a fraction is spread over the layers.
+        r: tokens removed at each layer; fractions carry over to later layers.
         until: the share of the depth that prunes.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     return replace(tome(r, proportional_attention=proportional_attention), combine=DropThenKeepNorm(until))

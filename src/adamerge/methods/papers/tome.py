@@ -10,13 +10,13 @@ from adamerge.core.salience import Uniform
 def tome(r: float, *, proportional_attention: bool = True) -> Recipe:
     """Merge the `r` most similar pairs between attention and MLP of each block, the same number in every image.
 
-    From the paper: keys averaged over heads, cosine, even tokens into odd ones with the class token counted in,
-    averaging by size, proportional attention.  The original code is the same; it switches proportional attention off
-    for MAE models only.
+    From the paper: cosine similarity of keys averaged over heads; even tokens merge into odd ones, and the class token
+    counts as token 0; averages weighted by size; proportional attention.  The original code does the same; it turns
+    proportional attention off for MAE models only.
 
     Args:
-        r: tokens merged at each layer; a fraction is spread over the layers.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        r: tokens merged at each layer; fractions carry over to later layers.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     return Recipe(
         site="after_attention",

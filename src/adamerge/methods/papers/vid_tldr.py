@@ -8,17 +8,17 @@ from adamerge.core.salience import Sharpness
 
 
 def vid_tldr(r: float, *, proportional_attention: bool = True) -> Recipe:
-    """Merge similar tokens, averaged in proportion to how sharply they attend; background counts for nothing.
+    """Merge similar tokens, weighted by how sharply they attend; background tokens get weight 0.
 
-    From the paper: saliency is the negative entropy of a token's attention, scaled to [0, 1], with everything below
-    the mean taken as background; merging weighs tokens by it.  Our reading: pairs are ToMe's even and odd tokens
-    compared by their features, and every layer merges `r`.  The original merges in the first few layers of video
-    models and drops background tokens there outright.  It needs the whole attention matrix, so that fused attention
-    has to be paid for twice.
+    From the paper: saliency is the negative entropy of a token's attention, scaled to [0, 1]; values below the mean are
+    background; merging weights tokens by it.  Our reading: even tokens merge into odd ones as in ToMe, compared by
+    their features, and every layer merges `r`.  The original merges in the first few layers of video models and drops
+    background tokens there.  The method needs the full attention matrix, so that scores are computed a second time when
+    attention is fused.
 
     Args:
-        r: tokens merged at each layer; a fraction is spread over the layers.
-        proportional_attention: count a merged token as often as the patches it stands for.
+        r: tokens merged at each layer; fractions carry over to later layers.
+        proportional_attention: add the log of its size to the attention scores of a merged token.
     """
     return Recipe(
         site="after_attention",
