@@ -1,4 +1,4 @@
-"""Recipes that win without tuning: one family of recipes at any cost."""
+"""Presets: good recipes at any cost, without a search."""
 
 from torch import nn
 
@@ -23,11 +23,11 @@ def best(
     loss: Loss | None = None,
     static: bool = False,
 ) -> Recipe:
-    """The preset at a wanted cost, calibrated on unlabelled images in a few passes; nothing is searched.
+    """The preset at a given cost, calibrated on unlabelled images in a few passes, without a search.
 
     Args:
-        model: a supported model; it is left as it was.
-        images: the images that the cost is met on: a tensor, or an iterable of batches or of `(images, labels)`.
+        model: a supported model; it is not changed.
+        images: the images on which the mean cost is met: a tensor, or an iterable of batches or of `(images, labels)`.
         cut: the share of the cost to save.
         cost: which count of multiply-accumulates: "true" or "paper"; see `adamerge.flops`.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.

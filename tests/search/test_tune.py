@@ -70,8 +70,8 @@ def test_the_same_seed_gives_the_same_recipe(model, images, found):
 
 
 def test_tuning_loses_no_more_than_the_preset(model, images, found):
-    bench = Evaluator(model, gather_images(model, tuned_on(images)))
-    untuned = bench.sweep(presets.best(model, tuned_on(images), 0.3), calibrate=False)
+    evaluator = Evaluator(model, gather_images(model, tuned_on(images)))
+    untuned = evaluator.sweep(presets.best(model, tuned_on(images), 0.3), calibrate=False)
     assert found.loss <= 1.05 * untuned.loss.mean().item()
 
 
@@ -116,8 +116,8 @@ def test_models_without_class_token_or_with_other_heads_are_tuned(images, family
 
 def test_a_backbone_is_tuned_by_its_features(images):
     model = build("dinov2_registers", num_classes=0, **FINE)
-    bench = Evaluator(model, gather_images(model, images))
-    assert bench.loss == "features" and bench.reads_patches
+    evaluator = Evaluator(model, gather_images(model, images))
+    assert evaluator.loss == "features" and evaluator.reads_patches
     found = report(model, images, 0.3, tries=3)
     assert 0 < found.loss < 1 and found.cut == pytest.approx(0.3, abs=0.005)
 

@@ -32,15 +32,15 @@ def answer(model, images):
 def test_a_sweep_loses_and_costs_what_the_merged_model_does(member):
     model, images = member.build(), member.images(6)
     plain = answer(model, images)
-    bench = Evaluator(model, [images[:4], images[4:]])
-    assert bench.sweep(none()).loss.abs().max() < 1e-6
+    evaluator = Evaluator(model, [images[:4], images[4:]])
+    assert evaluator.sweep(none()).loss.abs().max() < 1e-6
     recipe = tome(3)
-    outcome = bench.sweep(recipe)
+    outcome = evaluator.sweep(recipe)
     assert torch.equal(answer(model, images), plain)
     adamerge.apply(model, recipe)
     merged = answer(model, images)
     assert torch.equal(adamerge.trace(model).counts, outcome.counts)
-    if bench.loss == "kl":
+    if evaluator.loss == "kl":
         a, b = plain.double().log_softmax(1), merged.double().log_softmax(1)
         torch.testing.assert_close(outcome.loss, (a.exp() * (a - b)).sum(1), atol=1e-6, rtol=1e-4)
     else:
@@ -69,5 +69,5 @@ def test_a_model_without_a_row_for_each_image_is_refused(member):
 @pytest.mark.parametrize("member", [m for m in ZOO if m.name in ("CLIP", "CLIP vision", "DINOv2")], ids=str)
 def test_towers_and_backbones_are_compared_by_their_features(member):
     member.require()
-    bench = Evaluator(member.build(), [member.images()])
-    assert bench.loss == ("kl" if member.library == "timm" else "features")
+    evaluator = Evaluator(member.build(), [member.images()])
+    assert evaluator.loss == ("kl" if member.library == "timm" else "features")

@@ -1,1 +1,1 @@
-"""Find a recipe for a wanted cost: by search, by a schedule, or by one knob of a method."""
+"""Finds recipes of a given cost: by a search, by a schedule of merges, or by the knob of a method."""

@@ -1,4 +1,4 @@
-"""A bench for recipes: one sweep over unlabelled images finds the thresholds, the cost and what the output loses."""
+"""Evaluates recipes on unlabelled images: one sweep gives the thresholds, the cost and the loss of the output."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from adamerge.runtime import reference
 from adamerge.runtime.layerwise import HostBlock, calibrate_layers, run_layers
 
 Loss = Literal["kl", "features"]
-# Images that go through the model at once: small on a CPU, whose padding is work, large elsewhere.
+# The batch size: small on a CPU, where padding costs time, and large elsewhere.
 AT_ONCE = {"cpu": 32}
 AT_ONCE_ELSEWHERE = 256
 
@@ -38,10 +38,10 @@ def check_loss(loss: object) -> None:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What one sweep found: the recipe with its statistics, and for each image its loss, its cost and its counts.
+    """The result of a sweep: the recipe with its statistics; loss, cost and token counts (per layer) of each image.
 
-    `choice` is the class each image was given, where the model gives classes; `cosines` are those of the pooled output
-    and of the patches, where it gives features.
+    `choice` is the predicted class, for a loss of "kl"; `cosines` are the cosine similarities of the pooled output and
+    of the patches, for a loss of "features".
     """
 
     recipe: Recipe
@@ -53,7 +53,7 @@ class SweepResult:
 
 
 class Evaluator:
-    """A model, unlabelled images, and what the unmerged model makes of them; embeddings are kept, not made again."""
+    """A model with unlabelled images, their embeddings and the outputs of the unmerged model, computed once."""
 
     def __init__(
         self, model: nn.Module, images: Sequence[Tensor], *, cost: CostCount = "true", loss: Loss | None = None
@@ -117,12 +117,12 @@ class Evaluator:
         return SweepResult(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
 
     def _answer(self, batch: Tensor) -> tuple[Any, bool]:
-        """What the model gives for each image, and whether that is logits."""
+        """The output of the model, one row for each image, and whether it is logits."""
         output: Any = self.entry(batch)
         if isinstance(output, Tensor):
-            # A tower gives features, whatever stands behind it; timm says so by having no classes.
+            # An image tower gives features, and so does a timm model without classes.
             return output, self.host.entry is None and getattr(self.model, "num_classes", output.shape[-1]) > 1
-        # transformers gives what it has a name.
+        # Outputs of transformers are named.
         logits = getattr(output, "logits", None)
         return (getattr(output, "pooler_output", output), False) if logits is None else (logits, True)
 
@@ -130,7 +130,7 @@ class Evaluator:
         return run_layers([state], self.blocks, none())[0].x
 
     def _patches_matter(self) -> bool:
-        """Whether anything after the blocks looks at the patches: where not, they need not survive the last one."""
+        """Whether the output depends on patch tokens after the last block; if not, that block may merge all of them."""
         image = self.images[0][:1]
         tokens = self._unmerged(embed(self.host, self.model, image)[0])
         blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
@@ -144,12 +144,12 @@ class Evaluator:
     def _judged(self, output: Any, tokens: Tensor | None) -> tuple[Tensor, ...]:
         if tokens is None:
             return (output.double().log_softmax(1),)
-        # Raw tokens differ most in a few large channels; what follows the blocks sees them normalised.
+        # Normalised as after the blocks: a few large channels dominate the raw tokens.
         return output, layer_norm(tokens, tokens.shape[-1:])[:, self.host.prefix :]
 
 
 def gather_images(model: nn.Module, images: Images) -> list[Tensor]:
-    """All images, in batches of a size that suits the model's device."""
+    """All images, in batches of the size for the model's device."""
     everyone = list(batches(images))
     if not everyone:
         raise BadImages("there are no images to tune on; pass at least one batch")
@@ -161,7 +161,7 @@ def gather_images(model: nn.Module, images: Images) -> list[Tensor]:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards the model is what it was."""
+    """Evaluation mode without gradients; the state of the model is restored afterwards."""
     with temporarily_patched(model), torch.inference_mode():
         yield
 
@@ -178,7 +178,7 @@ def _kind(loss: Loss | None, output: Any, logits: bool) -> Loss:
 
 
 def _compare(full: tuple[Tensor, ...], merged: tuple[Tensor, ...]) -> Float[Tensor, "b k"]:
-    """KL(full || merged) of class probabilities, or the cosines of the pooled output and of the patches, their mean."""
+    """KL(full || merged) of the class probabilities, or two cosines: of the pooled outputs, and the mean of patches."""
     if len(full) == 1:
         return kl_divergence(full[0], merged[0])[:, None]
     pooled = cosine_similarity(full[0].double(), merged[0].double(), dim=1)

@@ -1,4 +1,4 @@
-"""The recipe families of presets and tuner, and how their merges are spread over the layers at any cost."""
+"""The recipe families of presets and tuner, and their default merge rates per layer at any cost."""
 
 from dataclasses import replace
 
@@ -30,17 +30,18 @@ def protect(
     static: bool = False,
     r: float | tuple[float, ...] = 0.0,
 ) -> Recipe:
-    """Merge where little is lost: a pair scores its distance times the source's class-token attention to a power.
+    """Merge where little is lost: unattended tokens even when dissimilar, attended ones only with near-duplicates.
 
-    Each layer merges the pairs below a calibrated threshold, so that an image merges as many tokens as it can spare.
-    Merged tokens are averaged in proportion to the attention they get, and keep the mean of their norms.  A model
-    without a class token uses the attention of all tokens instead, which tells less: there tokens are compared instead
-    of keys, and averaged by size.
+    The score of a pair is its distance times the class-token attention of the source to the power `strength`.  Each
+    layer merges the pairs below a calibrated threshold, so the number of merged tokens differs between images.  Merged
+    tokens are averaged with the attention they get as weights, and get the mean of their norms.  For a model without a
+    class token, the score uses the attention from all tokens; there, tokens are compared instead of keys, and averaged
+    by size.
 
     Args:
         strength: the power, 0.75 with a class token, else 0.5; 0 scores by distance alone.
         class_token: whether the model has one.
-        static: merge the same number in every image: loses more, but all shapes are known beforehand.
+        static: merge the same number in every image.  The loss is higher, but all shapes are known in advance.
         r: tokens merged at each layer, on average over the calibration images; `best` and `tune` choose them.
     """
     if strength is None:

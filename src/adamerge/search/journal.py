@@ -1,4 +1,4 @@
-"""The journal of a search: what was tried and what came out, one line each, so that a stopped search continues."""
+"""The journal of a search: one line for each candidate and its result, so that a stopped search can continue."""
 
 import json
 import os
@@ -11,9 +11,9 @@ from adamerge.core.files import write_atomically
 
 
 class Journal:
-    """Results by what was tried, both as JSON.  With a path, each result is on disk before the next is tried.
+    """Results by candidate, both as JSON.  With a path, each result is written before the next candidate is tried.
 
-    The first line of the file is `task`: what tells this search from others.  A file of another task is refused.
+    The first line of the file is `task`, which identifies the search.  A file of another task is refused.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, task: Mapping[str, Any] | None = None):
@@ -24,11 +24,11 @@ class Journal:
             self._read(self.path)
 
     def lookup(self, tried: Any) -> Any | None:
-        """What came out, or None if it was not tried yet."""
+        """The result, or None if it was not tried yet."""
         return self.results.get(json.dumps(tried, sort_keys=True))
 
     def record(self, tried: Any, result: Any) -> None:
-        """Keep what came out, and write the file."""
+        """Keep the result, and write the file."""
         self.results[json.dumps(tried, sort_keys=True)] = result
         self.lines.append(json.dumps([tried, result], sort_keys=True))
         if self.path is not None:

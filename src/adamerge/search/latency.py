@@ -1,4 +1,4 @@
-"""The cut at which the merged model takes a wanted share of the unmerged model's time, measured on its device."""
+"""Finds the cut at which the merged model takes a given share of the unmerged time, measured on its device."""
 
 import statistics
 
@@ -14,7 +14,7 @@ from adamerge.search.target import Target
 from adamerge.timing import time_call
 
 REPEATS = 7
-# Measured in this order until one is fast enough; then halved down to this precision.
+# Tried in this order until one is fast enough; then bisected to this precision.
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 PRECISION = 0.03
 
@@ -30,7 +30,7 @@ def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) ->
         try:
             recipe = preset_at(evaluator, Target(cut=cut), static)
         except BadOption as error:
-            measured.append(f"a cut of {cut:.0%} cannot be had ({error})")
+            measured.append(f"a cut of {cut:.0%} is out of reach ({error})")
             continue
         reached = relative_latency(evaluator, recipe)
         measured.append(f"{reached:.2f} at a cut of {cut:.0%}")
@@ -53,7 +53,7 @@ def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) ->
 
 
 def relative_latency(evaluator: Evaluator, recipe: Recipe) -> float:
-    """The merged model's time over the unmerged one's on the first batch: medians of runs that take turns."""
+    """Merged time divided by unmerged time on the first batch: medians of runs that alternate."""
     model, entry, batch = evaluator.model, evaluator.entry, evaluator.images[0]
     times: tuple[list[float], list[float]] = ([], [])
     with temporarily_patched(model), torch.inference_mode():
@@ -62,5 +62,5 @@ def relative_latency(evaluator: Evaluator, recipe: Recipe) -> float:
             times[0].append(time_call(lambda: entry(batch), batch.device)[1])
             apply(model, recipe)
             times[1].append(time_call(lambda: entry(batch), batch.device)[1])
-    # The first of each warms up.
+    # The first run of each is the warm-up.
     return statistics.median(times[1][1:]) / statistics.median(times[0][1:])

@@ -1,4 +1,4 @@
-"""The search of the tuner: families first, then schedules, then the strength of protection, then single layers."""
+"""The search of the tuner: tries families, then schedules, then protection strengths, then single layers."""
 
 import random
 import time
@@ -167,7 +167,7 @@ def _try_linear_rates(search: LocalSearch, cut: float) -> None:
 
 
 def _merge_early(best: Candidate) -> Iterator[tuple[Recipe, Rates]]:
-    """Most merges in the first layers, and no proportional attention: DINOv2 loses least so at cuts from 50 % on."""
+    """Most merges in the first layers, without proportional attention: best for DINOv2 at cuts of 50 % and more."""
     depth, last = len(best.rates), best.rates[-1] if best.rates[-1] >= MERGE_ALL else None
     yield replace(best.family, proportional_attention=False), linear_rates(depth, 0, FALLING_SLOPE, last)
 

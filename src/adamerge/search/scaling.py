@@ -12,8 +12,8 @@ from adamerge.search.target import Target
 
 # A cost is met within this share of it.
 TOLERANCE = 0.005
-# The slope of log(loss) over log(cost), with its sign turned: about 8 on vit_tiny and deit_tiny at cuts of 20 to 50 %.
-# It compares candidates of slightly different cost at one cost, so that none wins by what the tolerance gives it.
+# Minus the slope of log(loss) over log(cost): about 8 on vit_tiny and deit_tiny at cuts of 20 to 50 %.  The score
+# corrects for it, so that no candidate wins only because its cost is higher within the tolerance.
 STEEPNESS = 8.0
 MAX_CORRECTIONS = 4
 
@@ -34,7 +34,7 @@ class Candidate:
 
 
 class Scaler:
-    """Scales schedules to one goal, and remembers from one to the next how far the expected cost was off.
+    """Scales schedules to one goal; keeps the ratio of measured to expected cost from one schedule to the next.
 
     `measure` gives the mean loss and the mean cost of a recipe; by default one sweep of the evaluator.
     """

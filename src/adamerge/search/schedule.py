@@ -1,4 +1,4 @@
-"""Schedules: how merges are spread over the layers, and the common factor at which they meet a cost."""
+"""Schedules: merge rates per layer, and the common factor by which they meet a cost."""
 
 import math
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def merged_per_layer(rates: Sequence[float], patches: int) -> tuple[float, ...]:
 
 
 def expected_macs(rates: Sequence[float], prices: Meter, recipe: Recipe, cost: CostCount) -> float:
-    """What an image costs that merges exactly as many tokens as the rates say.
+    """The cost of an image that merges exactly as many tokens as the rates say.
 
     The mean over real images is a little higher, because costs grow faster than token counts.
     """
@@ -98,6 +98,6 @@ def _counts(rates: Float[Tensor, "f l"], patches: int) -> Float[Tensor, "f l"]:
 
 
 def _costs(rates: Float[Tensor, "f l"], prices: Meter, recipe: Recipe, cost: CostCount) -> Float[Tensor, " f"]:
-    """What each row of rates costs.  A layer whose rate is 0 in all rows pays for no decision."""
+    """The cost of each row of rates.  A layer whose rate is 0 in all rows has no cost of a decision."""
     largest = replace(recipe, budget=Threshold(tuple(rates.amax(0).tolist())))
     return getattr(prices.cost(_counts(rates, prices.patches), largest), cost)

@@ -28,7 +28,7 @@ MARGIN = 0.02
 
 @dataclass(frozen=True)
 class Solution:
-    """A recipe of the wanted cost, calibrated if it adapts.
+    """A recipe that meets a target, calibrated if it adapts.
 
     `met` is False where no knob value meets the target, because the cost moves in steps of whole tokens; then this is
     the nearest.
@@ -84,7 +84,7 @@ def solve(
     options: Mapping[str, Any] | None = None,
     how: How | None = None,
 ) -> Solution:
-    """Find the knob value at which the mean cost over `images` meets the target; the model is left as it was.
+    """Find the knob value at which the mean cost over `images` meets the target; the model itself is not changed.
 
     Args:
         model: a supported model.
@@ -155,7 +155,7 @@ class KnobCosts:
 
 
 def _varies(recipe: Recipe) -> bool:
-    """Whether images of one model can cost differently."""
+    """Whether the cost can differ between images."""
     near = isinstance(recipe.links, Bipartite) and not isinstance(recipe.links.reach, Everywhere)
     return near or recipe.ragged
 

@@ -1,4 +1,4 @@
-"""Tuning: finds the recipe that changes a model's output least at a wanted cost, on unlabelled images."""
+"""Tuning: finds the recipe that changes a model's output least at a given cost, on unlabelled images."""
 
 import os
 import time
@@ -71,23 +71,24 @@ def tune(
     progress: bool = True,
     resume: str | os.PathLike[str] | None = None,
 ) -> Recipe:
-    """Search for the recipe that changes the output of `model` least at a wanted cost; no labels, no training.
+    """Search for the recipe that changes the output of `model` least at a given cost; no labels, no training.
 
     Args:
-        model: a supported model; it is left as it was.
-        images: a few hundred images like those it will see, preprocessed for the model: a tensor, or an iterable of
-            batches or of `(images, labels)`.  A quarter is held out of the search, as a check.
+        model: a supported model; it is not changed.
+        images: a few hundred preprocessed images, like those the model will be used on: a tensor, or an iterable of
+            batches or of `(images, labels)`.  A quarter of them is held out of the search and checks the result.
         cut: the share of the cost to save, 0.3 by default.
         cost: which count of multiply-accumulates has to meet it: "true" or "paper"; see `adamerge.flops`.
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
-        latency_ratio: instead of `cut`, the time of the merged model as a share of the unmerged one's, measured here.
+        latency_ratio: instead of `cut`, the time of the merged model as a share of the unmerged one's, measured on the
+            model's device.
         loss: "kl" compares class probabilities, "features" the directions of the pooled output and of the patches; by
             default "kl" for a model that gives logits, else "features".
-        static: merge the same number in every image.  That loses more at the same cost, but all shapes are known
-            beforehand: for export, for compilers, and where batches of different lengths are slow.
-        seed: of the order in which changes are tried; the same seed gives the same recipe.
+        static: merge the same number in every image.  The loss is higher at the same cost, but all shapes are known in
+            advance: for export, for compilers, and where ragged batches are slow.
+        seed: sets the order in which changes are tried; the same seed gives the same recipe.
         tries: how many recipes to try.
-        time_limit: seconds after which the best so far is taken.
+        time_limit: seconds after which the search ends with the best recipe so far.
         progress: show a progress bar.
         resume: a file that keeps what was tried; a search that was stopped continues from it.
     """
@@ -108,7 +109,7 @@ def tune(
 
 
 def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -> TuningReport:
-    """`tune`, with the losses and costs of what it found."""
+    """`tune`, which also gives the losses and costs of the recipe that it found."""
     begin = time.monotonic()
     tuning_images, held_out = hold_out(gather_images(model, images))
     evaluator = Evaluator(model, tuning_images, cost=options.cost, loss=options.loss)
@@ -139,7 +140,7 @@ def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -
 
 
 def hold_out(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """The images to tune on, and every fourth image, held out as a check; in batches of the size they came in."""
+    """The images to tune on, and every fourth image, held out as a check; in batches of the same size as before."""
     joined, size = torch.cat(images), max(len(batch) for batch in images)
     if len(joined) < MIN_IMAGES:
         raise BadImages(f"tuning needs at least {MIN_IMAGES} images, a few hundred are good; got {len(joined)}")
@@ -148,7 +149,7 @@ def hold_out(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journal) -> Target:
-    """The cut that meets the wanted latency: from the journal, or measured and kept there.
+    """The cut that meets the latency ratio: from the journal, or measured and recorded there.
 
     Times differ from run to run.  A search that measured again could not continue from its own journal.
     """
@@ -163,7 +164,7 @@ def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journ
 
 
 def _task(evaluator: Evaluator, options: TuningOptions) -> dict[str, Any]:
-    """What tells one search from another in a journal, under the names that version 0.1.0 gave the fields."""
+    """The first line of the journal, which identifies the search; the fields have the names of version 0.1.0."""
     target = options.target if options.target is not None else f"latency ratio {options.latency_ratio:g}"
     return {
         "model": evaluator.host.fingerprint(),

@@ -1,4 +1,4 @@
-"""Variants: methods by label, with the options that a comparison holds fixed while it solves for the cost."""
+"""Variants: methods by label, with the options that stay fixed while the knob is solved for a cost."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class Variant:
 
 _UNWEIGHTED = {"proportional_attention": False}
 _EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
-# What a comparison compares by default: every method, and the choices that its own paper or code leaves open.
+# Compared by default: every method, and the choices that its paper or code leaves open.
 VARIANTS: dict[str, Variant] = {
     "adamerge": Variant("adamerge"),
     "adamerge (sequential calibration)": Variant("adamerge", how="sequential"),
