@@ -20,11 +20,11 @@ def _frontier_of(model: str, found: list[Row]) -> str:
     lines = [
         f"### {model}",
         "",
-        f"Judged by {loss}; in brackets: on the tuning images. Rivals: {', '.join(rivals)}. {first['dtype']} on "
+        f"Loss: {loss}, on the test images; in brackets on the tuning images. Other methods: {', '.join(rivals)}. {first['dtype']} on "
         f"{first['device']}, {first['date']}.",
         "",
-        "| cut | images: tuned on, judged on | tuned | preset | best rival, tuned as freely | tuned − rival [95 %] | "
-        f"ratio | best untuned rival | ToMe | {'cosines' if first['cosine_pooled'] else 'points'}: tuned, rival | "
+        "| cut | images: tuning, test | tuned | preset | best other method, tuned too | tuned − other [95 %] | "
+        f"ratio | best other method, untuned | ToMe | {'cosines' if first['cosine_pooled'] else 'points'}: tuned, other | "
         "passes, seconds |",
         "|---:|" + "---:|" * 10,
     ]
@@ -92,7 +92,7 @@ def tuning_table() -> str:
 def samples_table() -> str:
     """What tuning on other images of the same kind gives on the judged ones."""
     found = [row for row in read("samples-vit_tiny_patch16_224") if row["method"] == "tuned"]
-    lines = ["| cut | images | KL, one sample | KL, another sample | apart by |", "|---:|" + "---:|" * 4]
+    lines = ["| cut | images | KL, one sample | KL, another sample | difference |", "|---:|" + "---:|" * 4]
     for cut in sorted({row["cut"] for row in found}, key=float):
         one, other = sorted((row for row in found if row["cut"] == cut), key=lambda row: int(row["sample"]))
         apart = abs(_kl(one) - _kl(other)) / min(_kl(one), _kl(other))

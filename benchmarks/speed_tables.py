@@ -15,7 +15,7 @@ def speed_matrix() -> str:
     batches = sorted({int(row["batch"]) for row in found})
     methods = dict.fromkeys(row["method"] for row in found)
     lines = [
-        "| over the best unmerged, at batch | " + " | ".join(map(str, batches)) + " | promised by the cost |",
+        "| speed-up over the best unmerged, at batch | " + " | ".join(map(str, batches)) + " | ratio of costs |",
         "|---|" + "---:|" * (len(batches) + 1),
     ]
     for method in methods:
@@ -69,7 +69,7 @@ def blocks_table() -> str:
 def sizes_table() -> str:
     """Runs in which every layer merges a given share: other sizes of model and image, and half of the cost."""
     lines = [
-        "| | batch | unmerged, ms | method | true cut | over the best unmerged | over one token | promised by the cost "
+        "| | batch | unmerged, ms | method | true cut | over the best unmerged | over one token | ratio of costs "
         "| in kernels of merging |",
         "|---|---:|---:|---|---:|---:|---:|---:|---:|",
     ]
@@ -92,7 +92,7 @@ def processor_table() -> str:
     """What a processor gains, of what the cost promises: over the unmerged model and over the runtime without merging,
     which is a recipe that merges one token in the last block."""
     lines = [
-        "| two cores, batch 8 | true cut | promised by the cost | packed | share of that | share, over one token "
+        "| two cores, batch 8 | true cut | ratio of costs | packed | share of that ratio | share, over one token "
         "| reference, the default |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
@@ -174,7 +174,7 @@ def _speed_of(name: str) -> str:
         f"**{first['model']}**, {first['weights']} weights, {first['image_size']} pixels, {first['dtype']} on "
         f"{first['device']}, {first['date'][:10]}.",
         "",
-        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | waits |",
+        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | synchronisations |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:

@@ -101,11 +101,6 @@ MOST_PARAMETERS = 8
 # Internal functions with more parameters than others, and why.
 MANY_PARAMETERS: dict[str, str] = {
     "adamerge.hosts.block_params.extract_params": "one keyword for each layer of a block",
-    "adamerge.experiments.reproduce.build_experiment.folders": "one keyword for each option of the command",
-}
-# Longer functions, and why.
-LONG_FUNCTIONS: dict[str, str] = {
-    "adamerge.plots.figures.gallery": "one figure, drawn from top to bottom",
 }
 
 every_module = pytest.mark.parametrize("module", MODULES)
@@ -334,12 +329,12 @@ def test_public_functions_are_found():
 def test_functions_are_short():
     """Kernels aside: what Triton compiles as one cannot always be divided."""
     long = {
-        name
+        name: lines_of(name, node)
         for module in MODULES
         for name, node in functions(module)
         if not is_kernel(node) and lines_of(name, node) > LONGEST_FUNCTION
     }
-    assert long <= set(LONG_FUNCTIONS), "divide it"
+    assert long == {}, "divide it"
 
 
 def test_internal_functions_have_few_parameters():
