@@ -20,11 +20,12 @@ def _frontier_of(model: str, found: list[Row]) -> str:
     lines = [
         f"### {model}",
         "",
-        f"Loss: {loss}, on the test images; in brackets on the tuning images. Other methods: {', '.join(rivals)}. {first['dtype']} on "
-        f"{first['device']}, {first['date']}.",
+        f"Loss: {loss}, on the test images; in brackets on the tuning images. Other methods: {', '.join(rivals)}. "
+        f"{first['dtype']} on {first['device']}, {first['date']}.",
         "",
         "| cut | images: tuning, test | tuned | preset | best other method, tuned too | tuned − other [95 %] | "
-        f"ratio | best other method, untuned | ToMe | {'cosines' if first['cosine_pooled'] else 'points'}: tuned, other | "
+        "ratio | best other method, untuned | ToMe | "
+        f"{'cosines' if first['cosine_pooled'] else 'points'}: tuned, other | "
         "passes, seconds |",
         "|---:|" + "---:|" * 10,
     ]

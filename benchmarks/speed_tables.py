@@ -174,7 +174,7 @@ def _speed_of(name: str) -> str:
         f"**{first['model']}**, {first['weights']} weights, {first['image_size']} pixels, {first['dtype']} on "
         f"{first['device']}, {first['date'][:10]}.",
         "",
-        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | synchronisations |",
+        "| batch | method | way | cut | ms [p20, p80] | speed-up | ideal | deciding | memory of the call | syncs |",
         "|---:|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in found:

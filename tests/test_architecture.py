@@ -345,3 +345,26 @@ def test_internal_functions_have_few_parameters():
         if not is_kernel(node) and name not in PUBLIC and len(parameters(node)) > MOST_PARAMETERS
     }
     assert many <= set(MANY_PARAMETERS), "pass an object that holds what belongs together"
+
+
+def unnamed_modes(code: str) -> list[str]:
+    """Where a constant in capitals is compared with a bare number, as in `SCORE == 3`."""
+    return [
+        ast.unparse(node)
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Compare)
+        and isinstance(node.left, ast.Name)
+        and node.left.id.isupper()
+        and any(isinstance(sign, (ast.Eq, ast.NotEq)) for sign in node.ops)
+        and any(isinstance(one, ast.Constant) and type(one.value) is int for one in node.comparators)
+    ]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if ".kernels." in name])
+def test_the_modes_of_a_kernel_have_names(module):
+    assert unnamed_modes(MODULES[module].read_text(encoding="utf-8")) == []
+
+
+def test_a_mode_without_a_name_is_found():
+    assert unnamed_modes("if SCORE == 3 or WEIGHT != 0:\n    pass") == ["SCORE == 3", "WEIGHT != 0"]
+    assert unnamed_modes("if SCORE == SCORE_PROTECT and COLUMNS > 384 and n == 1:\n    pass") == []
