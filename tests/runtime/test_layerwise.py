@@ -19,6 +19,7 @@ from adamerge.methods import adamerge, none, tome
 from adamerge.patching.probes import embed
 from adamerge.runtime import reference
 from adamerge.runtime.layerwise import HostBlock, calibrate_layers, measure_unmerged, run_layers
+from adamerge.search.evaluator import Evaluator
 
 # Statistics with which an adaptive recipe reads the tokens and merges none.
 UNREACHABLE = LayerStats((1e9,) * DEPTH, (1.0,) * DEPTH)
@@ -107,6 +108,12 @@ def test_a_part_that_reads_keys_after_the_links_are_known_gets_them(states, bloc
     found, stats = calibrate_layers(states, blocks, recipe)
     for state, expected in zip(found, states, strict=True):
         same(state, stepped(expected, blocks, recipe.with_stats(stats)))
+
+
+def test_a_sweep_of_the_tuner_gives_keys_to_a_part_that_reads_them(model):
+    recipe = replace(ADAPTIVE["thresholds"], weight=ByKeyLength())
+    images = list(pictures(5).double().split(2))
+    assert Evaluator(model, images).sweep(recipe).counts.amin() < 16
 
 
 @torch.no_grad()
