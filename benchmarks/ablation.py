@@ -1,7 +1,7 @@
-"""What the frontier's family is made of, one change at a time: untuned, the merges spread as the preset spreads them.
+"""Ablation of the preset's recipe family: one change at a time, not tuned, with the preset's merges per layer.
 
-Thresholds and rates are found on some images and judged on others.  A row is added to
-benchmarks/results/ablation-frontier.csv as soon as it is known; rows that are there are not measured again.
+Thresholds and rates are found on calibration images, and the KL divergence is measured on others.  A row is written to
+benchmarks/results/ablation-frontier.csv as soon as it is measured; rows in that file are not measured again.
 
     python benchmarks/ablation.py --weights MODEL=FILE [--weights …] --calibration IMAGES --data OTHER_IMAGES
 """
@@ -31,12 +31,12 @@ CUTS = (0.3, 0.5)
 
 
 def linked(metric: Keys | Tokens, strength: float = STRENGTH, from_prefix: bool = True) -> Bipartite:
-    """Who merges with whom in the family, with other parts."""
+    """The matching of the family with another metric, strength or split."""
     return Bipartite(Alternating(from_prefix=from_prefix), metric, Protect(strength))
 
 
 def variants() -> dict[str, tuple[Recipe, str]]:
-    """The recipes and what became of them."""
+    """Label -> recipe, and where it is used now."""
     family = protect()
     plain = replace(family, salience=Uniform(), links=linked(Tokens(), 0.0), weight=BySize())
     return {
@@ -61,7 +61,7 @@ def variants() -> dict[str, tuple[Recipe, str]]:
 
 
 def main() -> None:
-    """Measure what is not there yet."""
+    """Measure the rows that are not in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", action="append", required=True, metavar="MODEL=FILE")
     parser.add_argument("--calibration", type=Path, required=True)

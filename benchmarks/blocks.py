@@ -1,8 +1,7 @@
-"""Merging at every block, or at every second one: how far the output moves, at the same cost.
+"""Merging at every block against merging at every second block: KL divergence at the same cost.
 
-Every recipe is calibrated on some images and judged on others, and solved so that it saves a quarter of the true cost
-on those.  A row is added to benchmarks/results/blocks.csv as soon as it is known; rows that are there are not measured
-again.
+Every recipe is calibrated on some images and evaluated on others, on which it saves a quarter of the true cost.  A row
+is written to benchmarks/results/blocks.csv as soon as it is measured; rows in that file are not measured again.
 
     python benchmarks/blocks.py --weights MODEL=FILE [--weights …] --calibration IMAGES --data OTHER_IMAGES
 """
@@ -28,7 +27,7 @@ from adamerge.search.solve import solve
 
 NAME = "blocks"
 CUT = 0.25
-# How far the judged images may be from that, and how often it is tried.
+# The tolerance of the cut on the evaluation images, and the number of attempts to meet it.
 NEAR, TRIES = 0.003, 5
 EVERY, SECOND = "every", "every second"
 
@@ -49,9 +48,9 @@ def methods(depth: int, blocks: str) -> dict[str, Method]:
 
 
 def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Evaluator) -> tuple[float, SweepResult]:
-    """The knob at which the judged images save what they should, and what becomes of them.
+    """The knob at which the evaluation images save `CUT`, and their results.
 
-    What calibration images save is only near to what others do.
+    A cut solved on calibration images is only approximately met on other images, so it is corrected.
     """
     cut, goal = 0.0, CUT
     for _ in range(TRIES):
@@ -61,11 +60,11 @@ def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Evaluat
         if abs(cut - CUT) <= NEAR:
             return solution.knob, found
         goal += CUT - cut
-    raise SystemExit(f"the judged images save {cut:.1%}, not {CUT:.0%}; try with more images")
+    raise SystemExit(f"the evaluation images save {cut:.1%}, not {CUT:.0%}; use more images")
 
 
 def main() -> None:
-    """Measure what is not there yet."""
+    """Measure the rows that are not in the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", action="append", required=True, metavar="MODEL=FILE")
     parser.add_argument("--calibration", type=Path, required=True)

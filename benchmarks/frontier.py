@@ -1,8 +1,8 @@
-"""Tune at several cuts and compare with every rival, each with its own parameters tuned just as freely.
+"""Tune at several cuts and compare with other methods, whose own parameters are tuned as well.
 
-Rivals are solved for the cost and chosen by their divergence on the tuning images; everybody is judged on others.
-Rows are written as they are found.  Images are a folder (root/class/image) or a file that torch.save wrote with
-`images` (uint8, cropped for the model, or float, preprocessed) and `labels`.
+The settings of the other methods are solved for the cost and selected by KL divergence on the tuning images.  All
+methods are evaluated on other images.  Rows are written as they are measured.  Images are a folder (root/class/image)
+or a file that torch.save wrote with `images` (uint8, cropped for the model, or float, preprocessed) and `labels`.
 """
 
 import argparse
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from frontier_inputs import meet, read_images
 from torch import Tensor, nn
 
-from adamerge.cli.loading import load_data, load_model
+from adamerge.cli.loading import load_model
 from adamerge.core.budget import Adaptive
 from adamerge.core.errors import BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.data.folders import even_indices
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.experiments.bootstrap import intervals, paired
 from adamerge.experiments.versions import versions
@@ -38,7 +38,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
 UNWEIGHED = WEIGHED[::-1]
 EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
-# What each method leaves open; the first setting is its default.  The knob is solved for the cost.
+# The settings to try for each method; the first is its default.  The knob is solved for the cost.
 OPEN: dict[str, list[dict[str, Any]]] = {
     "tome": WEIGHED,
     "pitome": [{"margin": margin} | weighed for weighed in WEIGHED for margin in (0.9, 0.75, 0.5)],
@@ -68,7 +68,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class Found:
-    """A method at a cut: the recipe, what it lost and cost on the tuning images."""
+    """A method at a cut: the recipe, and its loss and cut on the tuning images."""
 
     method: str
     options: dict[str, Any]
@@ -118,32 +118,32 @@ def main() -> None:
 
 
 class Frontier:
-    """A model with images to tune and to judge on; the recipe tuned last is where the next search starts."""
+    """A model with images to tune on and images to evaluate on; later searches start from the first tuned recipe."""
 
     def __init__(self, model: nn.Module, arguments: argparse.Namespace):
         self.model, self.arguments = model, arguments
         self.begin = time.monotonic()
-        tune, _ = read(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED, arguments.sample)
-        judge, self.labels = read(model, arguments.judge, arguments.judge_images, TEST_SEED)
+        tune, _ = read_images(model, arguments.tune, arguments.tune_images, CALIBRATION_SEED, arguments.sample)
+        judge, self.labels = read_images(model, arguments.judge, arguments.judge_images, TEST_SEED)
         size = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE_ELSEWHERE)
-        # Rivals choose and calibrate on the very images that are searched on.
+        # The other methods are selected and calibrated on the images that the search uses.
         self.bench = Evaluator(model, hold_out(list(tune.split(size)))[0])
         self.one = Evaluator(model, [tune[:1]])
         self.judges = Evaluator(model, list(judge.split(size)))
-        # A backbone has no classes; its accuracies are 0 and mean nothing.
+        # A backbone has no classes; its accuracies are set to 0.
         self.full = torch.cat([wanted[0].argmax(1) for wanted in self.judges.wanted]).cpu()
         if self.judges.loss == "features":
             self.full = torch.full_like(self.full, -1)
         self.starts: tuple[Any, ...] = ()
         top1 = (self.full == self.labels).double().mean().item()
-        self.say(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
+        self.log(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
 
-    def say(self, text: str) -> None:
-        """A line of progress."""
+    def log(self, text: str) -> None:
+        """Print a line of progress."""
         print(f"[{time.monotonic() - self.begin:6.1f} s] {text}", flush=True)
 
     def rows(self, cut: float) -> Iterator[dict[str, Any]]:
-        """Everybody at one cut, the tuned recipe first."""
+        """The rows of one cut: the tuned recipe, the preset, then all other methods."""
         target = Target(cut=cut)
         found, judged = self.level(target, self.tuned(target))
         tuned = judged
@@ -156,7 +156,7 @@ class Frontier:
             ]
             reached = [(first, made) for first, made in variants if first is not None]
             if not reached:
-                self.say(f"{method} cannot cut {cut:.0%}")
+                self.log(f"{method} cannot cut {cut:.0%}")
                 continue
             best = min((first for first, _ in reached), key=lambda one: one.loss)
             for first, made in reached:
@@ -167,11 +167,11 @@ class Frontier:
     def level(
         self, target: Target, make: Callable[[Target], Found | None], found: Found | None = None
     ) -> tuple[Found, SweepResult]:
-        """A recipe that meets the target on the images it is judged on, and what it does there.
+        """A recipe that meets the target on the evaluation images, and its results there.
 
-        Calibrated counts meet a cost on the images they were calibrated on; other images may spare less.  So that all
-        are compared at one cost, whoever misses it is made again for a target that is as much too high or low.  Only
-        costs are looked at for this, neither outputs nor labels, and only the scale moves.
+        Calibrated counts meet a cost on the calibration images; on other images the cost may differ.  To compare all
+        methods at one cost, a recipe that misses it is made again for a corrected target.  This uses only costs, no
+        outputs or labels, and changes only the scale of the recipe.
         """
         goal = asked = target.macs(self.bench.full)
         found = found if found is not None else make(target)
@@ -189,7 +189,7 @@ class Frontier:
         return found, judged
 
     def tuned(self, target: Target) -> Callable[[Target], Found]:
-        """The tuned recipe; where one was found at another cut, the search starts from it."""
+        """Search at a target, from the first tuned recipe if there is one; gives what makes the result for a target."""
         begin, swept = time.monotonic(), self.bench.sweeps
         limits = SearchLimits(self.arguments.tries // (2 if self.starts else 1), seed=self.arguments.seed)
         trial, tried = search_candidates(self.bench, target, limits, starts=self.starts)
@@ -209,12 +209,12 @@ class Frontier:
         return make
 
     def preset(self, target: Target) -> Found:
-        """The preset, which nobody tuned."""
+        """The preset, without tuning."""
         outcome = self.bench.sweep(preset_at(self.bench, target), calibrate=False)
         return Found("preset", {}, None, outcome.recipe, *self.figures(outcome), True)
 
     def variant(self, name: str, number: int) -> Callable[[Target], Found | None]:
-        """A setting of a method; None where it cannot reach a target."""
+        """What makes a setting of a method for a target; it gives None if the method cannot reach the target."""
         options = OPEN[name][number]
 
         def make(target: Target) -> Found | None:
@@ -229,7 +229,7 @@ class Frontier:
         return make
 
     def solved(self, name: str, options: dict[str, Any], target: Target) -> tuple[float, SweepResult]:
-        """The knob that meets the target, by interpolation and halving in turn."""
+        """The knob that meets the target, and the results on the tuning images."""
         method, goal = METHODS[name], target.macs(self.bench.full)
 
         def sweep(bench: Evaluator, knob: float) -> SweepResult:
@@ -250,13 +250,13 @@ class Frontier:
         return outcome.loss.mean().item(), 1 - outcome.macs.mean().item() / self.bench.full
 
     def row(self, cut: float, found: Found, mine: SweepResult, tuned: SweepResult, best: bool) -> dict[str, Any]:
-        """One line of the table."""
+        """A row of the table."""
         right, theirs = self.right(mine), self.right(tuned)
         (kl,) = intervals(mine.loss[:, None])
         delta, against = paired(right, (self.full == self.labels).double()), paired(tuned.loss, mine.loss)
         cosines = ["", ""] if mine.cosines is None else mine.cosines.mean(0).tolist()
         points, now = paired(theirs, right), datetime.now(timezone.utc)
-        self.say(
+        self.log(
             f"cut {cut:.0%} {found.method:9} {'best' if best else 'default':7} KL {kl.mean:.4f}, tuned/this "
             f"{tuned.loss.mean().item() / max(kl.mean, 1e-12):.2f}, {100 * delta.mean:+.2f} points, "
             f"really {self.figures(mine)[1]:.1%}, {found.seconds:.0f} s, {found.sweeps} sweeps"
@@ -294,7 +294,7 @@ class Frontier:
         }
 
     def right(self, outcome: SweepResult) -> Tensor:
-        """Which images got their own label."""
+        """1 for each image that is classified correctly, else 0."""
         if outcome.choice is None:
             return torch.zeros(len(self.labels), dtype=torch.float64)
         return (outcome.choice == self.labels).double()
@@ -303,39 +303,6 @@ class Frontier:
 def _ends(name: str, interval: Any, scale: float) -> dict[str, float]:
     ends = {"": interval.mean, "_low": interval.low, "_high": interval.high}
     return {name + end: scale * value for end, value in ends.items()}
-
-
-def meet(cost: Callable[[float], float], gentle: float, strong: float, goal: float, tries: int = 14) -> float:
-    """The knob between two whose cost is nearest to the goal, within 0.3 %."""
-    ends = [(cost(gentle), gentle), (cost(strong), strong)]
-    if not ends[1][0] <= goal <= ends[0][0]:
-        raise BadOption("out of reach")
-    seen = list(ends)
-    for turn in range(tries):
-        (high, mild), (low, hard) = ends
-        share = 0.5 if turn % 3 == 2 else min(max((high - goal) / max(high - low, 1e-9), 0.03), 0.97)
-        knob = mild + share * (hard - mild)
-        found = (cost(knob), knob)
-        seen.append(found)
-        if abs(found[0] / goal - 1) < 0.003:
-            break
-        ends = [found, ends[1]] if found[0] > goal else [ends[0], found]
-    return min(seen, key=lambda one: abs(one[0] - goal))[1]
-
-
-def read(model: nn.Module, source: str, limit: int, seed: int, sample: int = 0) -> tuple[Tensor, Tensor]:
-    """Images and labels from a folder, a file or the embedded generator."""
-    if not source.endswith(".pt"):
-        pairs = list(load_data(model, source, seed=seed, batch_size=64, workers=2, limit=limit))
-        return torch.cat([images for images, _ in pairs]), torch.cat([labels for _, labels in pairs])
-    content = torch.load(source, weights_only=True)
-    chosen = (torch.tensor(even_indices(len(content["labels"]), limit)) + sample) % len(content["labels"])
-    images, labels = content["images"][chosen], content["labels"][chosen]
-    if images.dtype == torch.uint8:
-        config = model.pretrained_cfg  # pyright: ignore[reportAttributeAccessIssue]
-        mean, std = (torch.tensor(config[name])[:, None, None] for name in ("mean", "std"))  # pyright: ignore
-        images = (images.float() / 255 - mean) / std
-    return images, labels
 
 
 if __name__ == "__main__":

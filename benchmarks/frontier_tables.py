@@ -6,7 +6,7 @@ from reading import MODELS, RESULTS, Row, interval, read
 
 
 def frontier_table() -> str:
-    """The tuned recipe and the preset beside the best rival at each cut, for every model that was measured."""
+    """The tuned recipe, the preset and the best rival at each cut, for every measured model."""
     parts = []
     for path in sorted(RESULTS.glob("frontier-*.csv")):
         parts.append(_frontier_of(path.stem.removeprefix("frontier-"), read(path.stem)))
@@ -37,7 +37,7 @@ def _frontier_of(model: str, found: list[Row]) -> str:
         absent = sorted(set(rivals) - {row["method"] for row in others})
         if absent:
             notes.append(f"Not measured at {float(cut):.0%}: {', '.join(absent)}.")
-        # Whoever is best where it counts, also where the tuning images preferred another setting.
+        # The best on the evaluation images, even if the tuning images preferred another setting.
         free = min(others, key=_kl)
         plain = min((row for row in others if row["untuned"] == "True"), key=_kl)
         tome = min((_kl(row) for row in others if row["method"] == "tome"), default=float("nan"))
@@ -55,12 +55,12 @@ def _frontier_of(model: str, found: list[Row]) -> str:
 
 
 def _cosines(row: Row) -> str:
-    """Of the pooled output, which is the class token's, and of the patches."""
+    """The cosines of the pooled output (class token) and of the patches."""
     return f"{float(row['cosine_pooled']):.3f} / {float(row['cosine_patches']):.3f}"
 
 
 def gap_table() -> str:
-    """How far ahead of ToMe the tuned recipe is, by cut."""
+    """The difference between the tuned recipe and ToMe at each cut."""
     lines = [
         "| model | cut | KL: tuned − ToMe [95 %] | points: tuned − ToMe [95 %] | KL: tuned / ToMe |",
         "|---|---:|---:|---:|---:|",
@@ -77,7 +77,7 @@ def gap_table() -> str:
 
 
 def tuning_table() -> str:
-    """How long searches took."""
+    """The time that searches took."""
     lines = ["| model | cut | device | images | passes over them | seconds |", "|---|---:|---|---:|---:|---:|"]
     for name in ("samples-vit_tiny_patch16_224", "tuning-cpu"):
         for row in read(name):
@@ -91,7 +91,7 @@ def tuning_table() -> str:
 
 
 def samples_table() -> str:
-    """What tuning on other images of the same kind gives on the judged ones."""
+    """Two recipes tuned on different samples of images, on the same evaluation images."""
     found = [row for row in read("samples-vit_tiny_patch16_224") if row["method"] == "tuned"]
     lines = ["| cut | images | KL, one sample | KL, another sample | difference |", "|---:|" + "---:|" * 4]
     for cut in sorted({row["cut"] for row in found}, key=float):
@@ -102,7 +102,7 @@ def samples_table() -> str:
 
 
 def ablation_table() -> str:
-    """What the frontier's family is made of, one change at a time."""
+    """The ablation of the preset's family, one change at a time."""
     rows = read("ablation-frontier")
     cells = list(dict.fromkeys((row["model"], row["cut"]) for row in rows))
     heads = [f"{model.removesuffix('_patch16_224')}, {float(cut):.0%}" for model, cut in cells]
@@ -127,7 +127,7 @@ def tuned_cell(model: str, method: str, cut: str) -> Row:
 
 
 def _loss(value: float) -> str:
-    """Four digits behind the point, or what is left of a number too small for them."""
+    """A loss with four decimals, or in scientific notation if it is too small for them."""
     return f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
 
 
@@ -136,7 +136,7 @@ def _kl(row: Row) -> float:
 
 
 def _ends(row: Row, name: str) -> str:
-    """A loss and its interval, which may be too small for four digits."""
+    """A loss and its interval; in scientific notation if it is too small for four decimals."""
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     return (
         f"{value:+.4f} [{low:+.4f}, {high:+.4f}]" if abs(value) >= 0.001 else f"{value:+.1e} [{low:+.1e}, {high:+.1e}]"

@@ -1,8 +1,9 @@
-"""How cost grows: ViT-B/16 in bf16 against tokens, batch and cut, with the floor that the machine's own rates set.
+"""Time of ViT-B/16 in bf16 against tokens, batch size and cut, with a lower bound ("floor") from the machine's rates.
 
-The floor adds up, kernel by kernel, the longer of its arithmetic and its traffic, at the rates that a large product and
-a large copy reach on the same machine in the same run: no merge, no decision, no launch.  Weights are random.  Needs a
-CUDA device; writes benchmarks/results/growth.csv, and docs/images/growth.png from it (`--draw` only draws).
+The floor is the sum over kernels of the longer of arithmetic time and memory time.  The rates are those of a large
+matrix product and a large copy on the same machine in the same run.  It contains no merges, decisions or launches.
+Weights are random.  Needs a CUDA device; writes benchmarks/results/growth.csv and plots it to docs/images/growth.png
+(`--draw` only plots).
 """
 
 import argparse
@@ -24,7 +25,7 @@ ROWS = RESULTS / "growth.csv"
 PICTURE = ROOT / "docs" / "images" / "growth.png"
 MODEL = "vit_base_patch16_224"
 BATCH, PIXELS, SHARE = 64, 224, 8 / 196
-# Each axis varies one of them: the batch, the pixels, and the share of an image's patches merged in a layer.
+# Each axis varies one of: batch size, image size, share of an image's patches merged in each layer.
 AXES: dict[str, list[dict[str, Any]]] = {
     "batch": [{"batch": batch} for batch in (1, 4, 16, 64, 256)],
     "cut": [{"share": share / 196} for share in (4, 8, 12, 16)],
@@ -36,7 +37,7 @@ CALIBRATION = 32
 
 
 def main() -> None:
-    """Measure and draw."""
+    """Measure and plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draw", action="store_true", help="draw the rows that are there")
     if not parser.parse_args().draw:
@@ -56,7 +57,7 @@ def measured() -> Iterator[dict[str, Any]]:
     for axis, points in AXES.items():
         for point in points:
             setting: dict[str, Any] = {"batch": BATCH, "pixels": PIXELS, "share": SHARE} | point
-            # The axes cross in one point.
+            # The axes share one point, which is measured once.
             key = tuple(setting.values())
             if key not in known:
                 known[key] = list(at_point(flops=flops, traffic=traffic, **setting))
@@ -68,7 +69,7 @@ def at_point(*, batch: int, pixels: int, share: float, flops: float, traffic: fl
     """The unmerged model and three recipes that merge the same share of the patches in every layer."""
     model: Any = timm.create_model(MODEL, img_size=pixels).cuda().to(torch.bfloat16).eval()
     noise = torch.randn(CALIBRATION + batch, 3, pixels, pixels, device="cuda", dtype=torch.bfloat16)
-    # Smooth pictures of different contrast, so that counts differ.
+    # Smooth images of different contrast, so that adaptive counts differ.
     contrast = torch.rand(len(noise), 1, 1, 1, device="cuda", dtype=torch.bfloat16)
     images = torch.nn.functional.avg_pool2d(noise, 9, 1, 4) * 4 * contrast
     patches = (pixels // 16) ** 2
@@ -109,9 +110,9 @@ def at_point(*, batch: int, pixels: int, share: float, flops: float, traffic: fl
 
 
 def floor(model: Any, batch: int, attending: list[float], fed: list[float], flops: float, traffic: float) -> float:
-    """Milliseconds, if every kernel ran at the rate of its arithmetic or of its traffic.
+    """The lower bound in milliseconds: every kernel runs at the machine's peak arithmetic or memory rate.
 
-    `attending` and `fed` are the tokens of an image in each layer's attention and MLP.
+    `attending` and `fed` are the tokens per image in the attention and in the MLP of each layer.
     """
     d, patch = model.embed_dim, model.patch_embed.proj.weight.numel()
     seconds = 0.0
@@ -127,7 +128,7 @@ def floor(model: Any, batch: int, attending: list[float], fed: list[float], flop
 
 
 def rates() -> tuple[float, float]:
-    """Floating-point operations and bytes that the machine does in a second, in a large product and a large copy."""
+    """Floating-point operations per second of a large product, and bytes per second of a large copy."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     big = torch.empty(2**30, device="cuda", dtype=torch.bfloat16)
     other = torch.empty_like(big)
@@ -148,7 +149,7 @@ def _seconds(work: Any) -> float:
 
 
 def draw() -> None:
-    """Three panels: milliseconds against tokens, batch and cut; the floor of each method is dashed."""
+    """Plot milliseconds against tokens, batch size and cut; the floor of each method is dashed."""
     rows = read(ROWS.stem)
     with drawing(PICTURE, 1680, 640) as figure:
         panels: Any = figure.subplots(1, len(AXES))

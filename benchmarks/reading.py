@@ -1,4 +1,4 @@
-"""The rows of benchmarks/results, read and written, and how a figure with its interval is shown."""
+"""Reads and writes the CSV files of benchmarks/results, and formats a figure with its interval."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +14,16 @@ Row = dict[str, str]
 
 
 def read(name: str) -> list[Row]:
-    """The rows of a file."""
+    """The rows of a CSV file in benchmarks/results; `name` is without the suffix."""
     return read_table((RESULTS / f"{name}.csv").read_text(encoding="utf-8"))
 
 
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """A file of these rows, whole or not at all."""
+    """Write rows as a CSV file, atomically; the first row gives the columns."""
     write_atomically(path, write_table(list(rows[0]), rows))
 
 
 def interval(row: Row, name: str, digits: int) -> str:
-    """A figure with its interval."""
+    """A figure with its interval as text, from the columns `name`, `name_low` and `name_high`."""
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     return f"{value:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"

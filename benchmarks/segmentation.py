@@ -1,18 +1,16 @@
-"""Segmentation against cost: a linear probe trained on unmerged features, applied unchanged to merged ones.
+"""Segmentation against cost: a linear probe trained on unmerged features and applied to merged features.
 
-Images come from the embedded generator, which knows every object's pixels.  On one core the embedded model takes about
-twenty minutes, DINOv2 ten:
+Images come from the embedded generator, which gives the mask of every object.  On one core the embedded model takes
+about twenty minutes, DINOv2 ten:
 
     python benchmarks/segmentation.py
     python benchmarks/segmentation.py --model vit_small_patch14_reg4_dinov2 --weights FILE --image-size 224 \
         --training 300 --test 72 --calibration 24 --tries 16 --cuts 0.2,0.35,0.5 --methods tuned,preset,adamerge,tome
 
-A model's rows in benchmarks/results/segmentation.csv are replaced, and docs/images/segmentation.png is drawn anew.
+A model's rows in benchmarks/results/segmentation.csv are replaced, and docs/images/segmentation.png is plotted again.
 """
 
 import argparse
-import csv
-import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from reading import RESULTS, ROOT, read, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate
 from tqdm import tqdm
@@ -27,7 +26,6 @@ from tqdm import tqdm
 import adamerge
 from adamerge.cli.lists import read_labels
 from adamerge.cli.loading import load_model
-from adamerge.core.files import write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.data.folders import normalise
 from adamerge.embedded import CLASSES, scenes
@@ -44,14 +42,13 @@ from adamerge.search.solve import solve
 from adamerge.search.target import Target
 from adamerge.search.variants import find_variant
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "segmentation.csv"
+NAME = "segmentation"
 PICTURE = ROOT / "docs" / "images" / "segmentation.png"
 SHOWN = "tuned,preset,adamerge,adamerge (cosine, exchanged),tome,dsm"
 RIVAL = "tome"
 BATCH = 24
 LABELS = len(CLASSES) + 1  # the background is label 0
-# A cost on the test images may be off by this share of the unmerged model's before the recipe is made again.
+# If the cut on the test images is off by more than this, the recipe is made again.
 NEAR = 0.01
 AGAIN = 2
 
@@ -62,19 +59,19 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 def drawn(model: nn.Module, seed: int, count: int) -> Batches:
-    """Batches of images as the model wants them and of the label of every pixel."""
+    """Batches of preprocessed images, and of the label of every pixel."""
     for first in range(0, count, BATCH):
         some = scenes(first, min(BATCH, count - first), seed=seed)
         yield normalise(model, some.images), some.masks * (some.labels + 1)[:, None, None]
 
 
 def features(model: Any, images: Tensor) -> Tensor:
-    """The patch features of the last block as maps, `(b, d, grid, grid)`; merged models give full ones."""
+    """The patch features of the last block as maps (b, d, grid, grid); merged tokens are unfolded."""
     return model.forward_intermediates(images, indices=1, norm=True, intermediates_only=True)[0]
 
 
 def train(model: Any, count: int) -> nn.Conv2d:
-    """A linear probe on unmerged features: the label of a patch is that of most of its pixels."""
+    """Train a linear probe on unmerged features; the label of a patch is the most frequent one of its pixels."""
     xs, ys = [], []
     with torch.no_grad():
         for images, pixels in tqdm(drawn(model, TRAINING_SEED, count), "features", -(-count // BATCH)):
@@ -101,7 +98,7 @@ def train(model: Any, count: int) -> nn.Conv2d:
 
 
 def judge(model: Any, head: nn.Module, test: Batches) -> Cell:
-    """Intersections and unions of every test image and label, and what every image cost."""
+    """Intersections and unions for every test image and label, and the cost of every image."""
     both, either, counts = [], [], []
     host, prices = find_host(model), meter(model)
     stack = installed(host)
@@ -126,12 +123,12 @@ def _count(labels: Tensor) -> Tensor:
 
 
 def miou(both: Tensor, either: Tensor) -> Tensor:
-    """The mean over labels of intersection over union, of sums over the images (the last dimension but one)."""
+    """The mean over labels of intersection over union; both are summed over the images, the second last dimension."""
     return (both.sum(-2) / either.sum(-2).clamp_min(1)).mean(-1)
 
 
 def interval(one: Cell, other: Cell, times: int = 1000) -> tuple[float, float]:
-    """The paired bootstrap interval of the difference of two mIoU over the same images."""
+    """The paired bootstrap interval of the difference of two mIoU on the same images."""
     random = torch.Generator().manual_seed(0)
     number = len(one[0])
     differences = []
@@ -144,10 +141,9 @@ def interval(one: Cell, other: Cell, times: int = 1000) -> tuple[float, float]:
 
 @dataclass
 class Field:
-    """A model with its probe, and everybody who competes at a cut.
+    """A model with its probe, and all recipes that are compared.
 
-    The tuned recipe and the preset keep the directions of all patch features, so that the last layer merges no more
-    than any other; neither has seen the probe, a label or a mask.
+    The tuned recipe and the preset use the loss on patch features.  They use no probe, label or mask.
     """
 
     model: Any
@@ -162,10 +158,10 @@ class Field:
         self.starts: tuple[Any, ...] = ()
 
     def level(self, label: str, cut: float) -> Cell:
-        """A competitor, judged at the cut.
+        """The results of a method at a cut on the test images.
 
-        Who saves more or less on the test images than on the calibration images is made again for a target that is as
-        much too high or low.  Only costs are looked at for this, and only the scale moves.
+        A recipe whose cut on the test images differs from that on the calibration images is made again for a corrected
+        target.  This uses only costs, and changes only the scale of the recipe.
         """
         make, asked, seen = self.maker(label, cut), cut, []
         for _ in range(AGAIN):
@@ -182,7 +178,7 @@ class Field:
         return cell
 
     def maker(self, label: str, cut: float) -> Callable[[float], Recipe]:
-        """What makes a competitor's recipe for a cut."""
+        """A function that makes the recipe of a method for a cut."""
         if label == "preset":
             return lambda asked: preset_at(self.bench, Target(cut=asked))
         if label == "tuned":
@@ -193,7 +189,7 @@ class Field:
         return lambda asked: solve(self.model, self.calibration[:BATCH], method, asked, **options).recipe
 
     def tuned(self, cut: float) -> Callable[[float], Recipe]:
-        """A search on the calibration images, which starts where the one at another cut ended."""
+        """Search on the calibration images, starting from the result at the previous cut."""
         limits = SearchLimits(self.tries // (2 if self.starts else 1))
         trial, _ = search_candidates(self.bench, Target(cut=cut), limits, starts=self.starts)
         self.starts = ((trial.family, trial.rates),)
@@ -207,7 +203,7 @@ class Field:
 
 
 def main() -> None:
-    """Train, measure every cell, write the rows and the picture."""
+    """Train the probe, measure every method at every cut, write the rows and the plot."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="embedded")
     parser.add_argument("--weights", type=Path)
@@ -230,29 +226,24 @@ def main() -> None:
             rival = None if label == RIVAL else cells[RIVAL]
             rows.append(row(given.model, label, cut, cell, field.full, rival))
             print(rows[-1], flush=True)
-        write([*kept(given.model), *rows])
+        write_and_draw([*kept(given.model), *rows])
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """The rows and their picture, as far as there are any."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(RESULTS, file.getvalue())
+def write_and_draw(rows: list[dict[str, Any]]) -> None:
+    """Write the rows and plot them."""
+    write(RESULTS / f"{NAME}.csv", rows)
     draw(rows)
 
 
 def kept(model: str) -> list[dict[str, Any]]:
-    """The rows of other models."""
-    if not RESULTS.exists():
+    """The rows of other models in the file."""
+    if not (RESULTS / f"{NAME}.csv").exists():
         return []
-    with RESULTS.open(encoding="utf-8", newline="") as file:
-        return [one for one in csv.DictReader(file) if one["model"] != model]
+    return [one for one in read(NAME) if one["model"] != model]
 
 
 def row(model: str, label: str, cut: float, cell: Cell, full: Cell, rival: Cell | None) -> dict[str, Any]:
-    """One line of the results."""
+    """A row of the results."""
     low, high = interval(cell, full)
     against = (None, None, None)
     if rival is not None:
@@ -280,7 +271,7 @@ def row(model: str, label: str, cut: float, cell: Cell, full: Cell, rival: Cell 
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """mIoU over the true cut, a panel for each model and a line for each method."""
+    """Plot mIoU against the true cut: a panel for each model, a line for each method."""
     from matplotlib.figure import Figure
 
     models = sorted({one["model"] for one in rows}, key=lambda name: (name != "embedded", name))

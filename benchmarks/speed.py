@@ -1,9 +1,8 @@
-"""All rows of docs/speed.md: the paper's methods, the preset and a tuned recipe beside the best unmerged model.
+"""Measures the rows of docs/speed.md: published methods, the preset and a tuned recipe against unmerged models.
 
-Weights are random: there are none of these models here, and time does not depend on what they mean; counts adapt to the
-images all the same.  Each batch size is one interleaved run, added to benchmarks/results/bench-MODEL.csv when done.
-Official ToMe takes part where a checkout of it is given.  A folder given as `--recipes` keeps what was found, so that a
-run can go on where another stopped.
+Weights are random: time does not depend on what they were trained for, and counts still adapt to the images.  Each
+batch size is one interleaved run; its rows are added to benchmarks/results/bench-MODEL.csv.  Official ToMe is timed if
+a checkout of it is given.  Recipes are stored in the folder `--recipes` and reused by later runs.
 
     python benchmarks/speed.py --data IMAGES --calibration OTHER_IMAGES [--tome ../ToMe] [--parts main,equal,half,…]
 """
@@ -39,15 +38,18 @@ RESULTS = Path(__file__).resolve().parent / "results"
 CALIBRATION = 48
 UNMERGED = ["graph", "compiled graph"]
 TRIES = 12
-# Batch sizes at which official ToMe takes part: it is far behind at all of them.
+# Batch sizes at which official ToMe is timed.
 OFFICIAL = (1, 256)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model at some batch sizes.  `cut` is solved for, in the count that `cost` names; otherwise every layer merges
-    `share` of the patches there were, on average where counts adapt.  `ours` adds the preset and a tuned recipe,
-    `seldom` recipes that merge at every second block."""
+    """A model at some batch sizes.
+
+    `cut` is the cut to solve for, in the count `cost`.  Without it, every layer merges `share` of the image's patches,
+    on average if counts adapt.  `ours` adds the preset and a tuned recipe, `seldom` recipes that merge at every second
+    block.
+    """
 
     model: str
     batches: tuple[int, ...]
@@ -70,7 +72,7 @@ PARTS = {
 
 
 def main() -> None:
-    """Measure the parts asked for."""
+    """Measure the chosen parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="a folder of images to time on")
     parser.add_argument("--calibration", type=Path, required=True, help="another, to calibrate on")
@@ -110,7 +112,7 @@ def measure(name: str, part: Part, arguments: argparse.Namespace) -> None:
             batch_sizes=[batch],
             rounds=arguments.rounds,
             unmerged=UNMERGED,
-            # Without a graph, all wait for launches on a slow host.
+            # Without a CUDA graph, the launches limit the speed on a slow host.
             merged=["packed graph"],
             others=None if official is None or batch not in OFFICIAL else others(official),
             name=part.model,
@@ -159,19 +161,19 @@ def entries(model: nn.Module, calibration: Tensor, part: Part) -> Sequence[Entry
 
 
 def one_token(model: Any) -> Recipe:
-    """One merge in the last block: what the road gives without merging.  Where nothing merges, the host runs itself."""
+    """A recipe with one merge in the last block: it shows the speed of the runtime without merging."""
     return replace(tome(1), budget=Fixed(1, delay=len(model.blocks) - 1))
 
 
 def save(path: Path, found: Sequence[Entry]) -> None:
-    """Keep recipes with how they were found."""
+    """Write entries to a JSON file."""
     rows = [{"method": e.method, **e.facts, "recipe": e.recipe and e.recipe.to_json()} for e in found]
     write_atomically(path, json.dumps(rows, indent=1))
 
 
 def load(path: Path) -> list[Entry]:
-    """The recipes that were kept."""
-    found = json.loads(path.read_text(encoding="utf-8"))
+    """Read the entries that `save` wrote."""
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     rows = [Entry(**{RENAMED.get(name, name): value for name, value in row.items()}) for row in found]
     return [replace(row, recipe=row.recipe and Recipe.from_json(str(row.recipe))) for row in rows]
 

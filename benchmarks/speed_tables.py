@@ -4,12 +4,12 @@ from reading import RESULTS, Row, interval, read
 
 BASE, BLOCKS = "vit_base_patch16_224", 12
 TRAINED = "vit_tiny_patch16_224"
-# What the runtime gives without merging; see benchmarks/speed.py.
+# The method that shows the speed of the runtime without merging; see benchmarks/speed.py.
 ALONE = "one token"
 
 
 def speed_matrix() -> str:
-    """Each method's fastest way at every batch size of the paper's tier, with the ratio of costs beside it."""
+    """The speed-up of each method, run in its fastest way, at every batch size, and its ratio of costs."""
     found = [row for run in runs(f"bench-{BASE}") if any(row["cost"] == "paper" for row in run) for row in run]
     found = [row for row in found if row["method"] != "none"]
     batches = sorted({int(row["batch"]) for row in found})
@@ -28,7 +28,7 @@ def speed_matrix() -> str:
 
 
 def equal_cost_table() -> str:
-    """Adaptive counts beside ToMe's at the same true cost, on the same runtime: the clock free, and fixed."""
+    """Adaptive counts and ToMe at the same true cost on the same runtime, with variable and with fixed GPU clock."""
     (free,) = [run for run in runs(f"bench-{BASE}") if any(row["cost"] == "true" for row in run)]
     (fixed,) = runs(f"fixed-clock-{BASE}")
     times = [{row["method"]: float(row["ms_p50"]) for row in run} for run in (free, fixed)]
@@ -67,7 +67,7 @@ def blocks_table() -> str:
 
 
 def sizes_table() -> str:
-    """Runs in which every layer merges a given share: other sizes of model and image, and half of the cost."""
+    """Runs in which every layer merges a given share: other model and image sizes, and half of the cost."""
     lines = [
         "| | batch | unmerged, ms | method | true cut | over the best unmerged | over one token | ratio of costs "
         "| in kernels of merging |",
@@ -89,8 +89,8 @@ def sizes_table() -> str:
 
 
 def processor_table() -> str:
-    """What a processor gains, of what the cost promises: over the unmerged model and over the runtime without merging,
-    which is a recipe that merges one token in the last block."""
+    """Speed-ups on a CPU as shares of the ratio of costs: over the unmerged model, and over the runtime without
+    merging (a recipe that merges one token in the last block)."""
     lines = [
         "| two cores, batch 8 | true cut | ratio of costs | packed | share of that ratio | share, over one token "
         "| reference, the default |",
@@ -111,7 +111,7 @@ def processor_table() -> str:
 
 
 def deciding_table() -> str:
-    """What deciding takes of a forward pass, and what merging adds to the norms that a merge does in passing."""
+    """The share of deciding and merging in a forward pass; the merge kernels also compute norms."""
     lines = [
         "| batch 256 | deciding | kernels that merge | as many norms | deciding and merging without the norms |",
         "|---|---:|---:|---:|---:|",
@@ -119,7 +119,7 @@ def deciding_table() -> str:
     for row in read("deciding"):
         merges, whole = int(row["merges"]), float(row["all_ms"])
         deciding, merging = float(row["deciding"]), float(row["merge_ms"]) / whole
-        # A block has two norms; those that no merge does are kernels of their own.
+        # A block has two norms; those not computed by a merge kernel are separate kernels.
         norms = float(row["residual_ms"]) / whole * merges / (2 * BLOCKS - merges)
         shares = (deciding, merging, norms, deciding + merging - norms)
         lines.append(f"| {row['method']} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
@@ -127,7 +127,7 @@ def deciding_table() -> str:
 
 
 def parity_table() -> str:
-    """Do both roads choose alike, image by image?"""
+    """Agreement of the reference and the packed runtime per image."""
     lines = [
         "| | images | same slots | ties | same slots, ties aside | bf16 error: reference | packed | same r alone |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -136,13 +136,13 @@ def parity_table() -> str:
         same, ties, aside, alone = (
             f"{float(row[name]):.1%}" for name in ("same_slots", "ties", "same_slots_without_ties", "alone_same_r")
         )
-        errors = " | ".join(f"{float(row[f'bf16_error_{road}']):.3f}" for road in ("reference", "packed"))
+        errors = " | ".join(f"{float(row[f'bf16_error_{runtime}']):.3f}" for runtime in ("reference", "packed"))
         lines.append(f"| {row['method']} | {row['images']} | {same} | {ties} | {aside} | {errors} | {alone} |")
     return "\n".join(lines)
 
 
 def floor_table() -> str:
-    """How many times its floor each method takes, batch by batch."""
+    """The time of each method divided by its floor, for every batch size."""
     found = [row for row in read("growth") if row["axis"] == "batch"]
     batches, methods = dict.fromkeys(row["batch"] for row in found), dict.fromkeys(row["method"] for row in found)
     lines = ["| batch | " + " | ".join(batches) + " |", "|---|" + "---:|" * len(batches)]
@@ -154,7 +154,7 @@ def floor_table() -> str:
 
 
 def runs(name: str) -> list[list[Row]]:
-    """The rows of a benchmark that have figures, those of each interleaved run together."""
+    """The rows without error of a benchmark, grouped by interleaved run."""
     found: dict[tuple[str, str], list[Row]] = {}
     for row in read(name):
         if not row["error"]:
@@ -189,6 +189,6 @@ def _speed_of(name: str) -> str:
 
 
 def _took(row: Row) -> str:
-    """Milliseconds; not on a processor, whose times say little about another's, while their ratios do."""
+    """Milliseconds; a dash on a CPU, where only ratios carry over to other machines."""
     low, middle, high = (float(row[f"ms_{p}"]) for p in ("p20", "p50", "p80"))
     return "–" if row["device"] == "cpu" else f"{middle:.2f} [{low:.2f}, {high:.2f}]"

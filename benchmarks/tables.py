@@ -27,7 +27,7 @@ SHOWN = ("adamerge", "adamerge (cosine, exchanged)", "tome", "pitome", "dsm", "t
 
 
 def short_table() -> str:
-    """Accuracy lost at three cuts on both models, for the README."""
+    """Change of accuracy at three cuts on both models, for the README."""
     lines = [
         "| change of top-1 in points, at a true cut of | 20 % | 30 % | 40 % | 20 % | 30 % | 40 % |",
         "|---|" + "---:|" * 6,
@@ -67,7 +67,7 @@ def long_table(model: str) -> str:
 
 
 def verdict() -> str:
-    """How far published AdaMerge is behind ToMe, in a sentence."""
+    """The difference in top-1 between published AdaMerge and ToMe, as a sentence."""
     parts = []
     for model in MODELS:
         cells = [(cut, _cell(model, "adamerge", cut)) for cut in CUTS]
@@ -77,7 +77,7 @@ def verdict() -> str:
 
 
 def zoo_table() -> str:
-    """What is supported: the members of the contract test over all libraries."""
+    """The supported models: those of the contract test over all libraries."""
     path = ROOT / "tests" / "hosts" / "zoo.py"
     spec = importlib.util.spec_from_file_location("tables_zoo", path)
     assert spec is not None and spec.loader is not None
@@ -92,7 +92,7 @@ def zoo_table() -> str:
 
 
 def segmentation_table() -> str:
-    """mIoU at every cut, for every model that was measured; the embedded one first."""
+    """mIoU at every cut for every measured model, the embedded one first."""
     found = read("segmentation")
     models = sorted({row["model"] for row in found}, key=lambda name: (name != "embedded", name))
     return "\n\n".join(_segmentation_of(model, [row for row in found if row["model"] == model]) for model in models)
@@ -117,7 +117,7 @@ def _segmentation_of(model: str, found: list[Row]) -> str:
 
 
 def video_table() -> str:
-    """Cost and time of a clip."""
+    """Cost and time of a video clip."""
     found = read("video")
     lines = [
         "| method | tokens left | GMACs | cut | seconds per clip | speed [least, most] |",
@@ -146,14 +146,14 @@ def _cell(model: str, method: str, cut: str) -> Row:
 
 
 def filled(text: str, name: str, table: str) -> str:
-    """The text with `table` between the markers of that name."""
+    """The text with `table` between the markers `name`."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     head, rest = text.split(begin)
     return f"{head}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def pages() -> dict[Path, str]:
-    """The pages as they should be."""
+    """The pages with their tables written from the results."""
     readme, docs = ROOT / "README.md", ROOT / "docs"
     results, frontier, speed, design = (docs / f"{name}.md" for name in ("results", "frontier", "speed", "design"))
     long = "\n\n".join(long_table(model) for model in MODELS)
@@ -199,7 +199,7 @@ def _all_filled(path: Path, tables: Row) -> str:
 
 
 def main() -> None:
-    """Write the pages, or fail if they are not what they should be."""
+    """Write the pages; with `--check`, only fail if they differ."""
     for path, text in pages().items():
         if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Train the embedded model on images drawn on the fly, within a time limit, and write its weights and record."""
+"""Train the embedded model on generated images within a time limit; writes its weights and a training record."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RECORDS = 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything a training run depends on besides the machine."""
+    """The settings of a training run."""
 
     minutes: float
     batch: int
@@ -44,11 +44,11 @@ class Settings:
     warm_up: float = 0.05
     label_smoothing: float = 0.1
     clip: float = 1.0
-    # Rendering costs more than a training step, so each image stays in a pool and is seen this often.
+    # Rendering costs more than a training step, so each image stays in a pool and is used this often.
     reuse: int = 4
     pool: int = 32768
     piece: int = 1024
-    # The first images are easy and become the real ones over this share of the run.
+    # The difficulty grows from `easiest` to `difficulty` over this share of the run.
     ramp: float = 0.25
     easiest: float = 0.3
     difficulty: float = DIFFICULTY
@@ -60,7 +60,7 @@ class Settings:
 
 @dataclass
 class Pool:
-    """The latest drawn images, in eight bits, of which every batch is a random sample."""
+    """The latest generated images as uint8; every batch is a random sample of them."""
 
     images: Tensor
     labels: Tensor
@@ -86,7 +86,7 @@ class Pool:
 
 @dataclass
 class Progress:
-    """How far the run is: by steps where they are given, by the clock otherwise."""
+    """The progress of the run: by steps if their number is given, by time otherwise."""
 
     settings: Settings
     deadline: float
@@ -229,7 +229,7 @@ def _run_schedule(model: nn.Module, pool: Pool, progress: Progress, device: torc
         if progress.step * settings.batch >= pool.drawn * settings.reuse:
             pool.draw(settings.piece, settings.seed, _difficulty(share, settings))
         if device.type == "cuda":
-            # The clock sets the schedule, so the queue of unfinished work must stay short.
+            # The schedule depends on the time, so the queue of unfinished work must stay short.
             finished.append(torch.cuda.Event())
             finished[-1].record()
             if len(finished) > 2:

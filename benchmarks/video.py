@@ -1,29 +1,25 @@
-"""Video against cost: VideoMAE-B on a clip of 1,568 tokens, merged across space and time, on this machine's processor.
+"""Cost and time of VideoMAE-B on a clip of 1,568 tokens, merged across space and time, on a CPU.
 
-Weights are random, so this shows cost and time alone.  Writes benchmarks/results/video.csv.
+Weights are random, so only cost and time are meaningful.  Writes benchmarks/results/video.csv.
 """
 
-import csv
-import io
 import os
-import time
 from datetime import datetime, timezone
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from reading import RESULTS, write
 from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 from transformers import __version__ as VERSION
 
 import adamerge
-from adamerge.core.files import write_atomically
 from adamerge.experiments.versions import versions
 from adamerge.flops import meter
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
+from adamerge.timing import time_call
 
-RESULTS = Path(__file__).resolve().parent / "results" / "video.csv"
 ROUNDS = 9
 RECIPES = {
     "none": none(),
@@ -35,7 +31,7 @@ RECIPES = {
 
 
 def main() -> None:
-    """Time all recipes in turn, so that a busy minute hits each alike."""
+    """Time all recipes in turn, so that slow periods affect all of them."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.manual_seed(0)
     model: Any = VideoMAEForVideoClassification(VideoMAEConfig()).eval()
@@ -51,9 +47,7 @@ def main() -> None:
                 adamerge.remove(model)
                 if name != "none":
                     adamerge.apply(model, recipe)
-                begin = time.perf_counter()
-                model(clip)
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(time_call(lambda: model(clip), clip.device)[1])
                 if name == "none":
                     facts[name] = {"left": prices.patches, "gmacs": full / 1e9}
                 else:
@@ -83,11 +77,7 @@ def main() -> None:
                 "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
             }
         )
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(RESULTS, file.getvalue())
+    write(RESULTS / "video.csv", rows)
 
 
 if __name__ == "__main__":
