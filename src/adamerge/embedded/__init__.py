@@ -1,4 +1,4 @@
-"""A small vision transformer and the endless labelled images it was trained on, for machines without a network."""
+"""A small trained ViT that ships with the library, and a generator of the labelled images it was trained on."""
 
 from adamerge.embedded.model import build, load, preprocess
 from adamerge.embedded.scene_generator import Scenes, scenes

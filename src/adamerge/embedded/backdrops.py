@@ -1,4 +1,4 @@
-"""Backgrounds from plain to cluttered, and the fragments that lie behind and in front of the object."""
+"""Backgrounds from plain to cluttered, fragments behind the object, occluders in front of it, and noise."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def mix_colour(hue: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
 
 
 def cover(distance: Tensor, per_pixel: Tensor | float) -> Tensor:
-    """The share of each pixel inside the shape, (n, 1, height, width); `per_pixel` is pixels per unit of distance."""
+    """The share of each pixel that the shape covers, (n, 1, height, width); `per_pixel` is pixels per unit."""
     return (distance * -per_pixel).add_(0.5).clamp_(0.0, 1.0).unsqueeze(1)
 
 
 def paint_backdrop(x: Tensor, y: Tensor, draws: Draws, clutter: Tensor) -> Tensor:
-    """Images (n, 3, height, width) without any object; positions run from -1 to 1, `clutter` is (n, 1, 1)."""
+    """Backgrounds (n, 3, height, width); `x` and `y` run from -1 to 1, `clutter` (n, 1, 1) is 0 for plain ones."""
     size = x.shape[-1]
     hue, saturation, value, shift, fade, turn = draws.scalars("backdrop", 6)
     near = mix_colour(hue, 0.12 + 0.5 * saturation, 0.45 + 0.5 * value)
@@ -61,7 +61,7 @@ def paint_backdrop(x: Tensor, y: Tensor, draws: Draws, clutter: Tensor) -> Tenso
 
 
 def scatter_fragments(image: Tensor, x: Tensor, y: Tensor, draws: Draws, amount: Tensor) -> Tensor:
-    """Lay random pieces behind the object; `amount` in [0, 1], (n, 1, 1), is the chance of each piece."""
+    """Draw random fragments on the background; `amount` (n, 1, 1) is the probability of each fragment."""
     for number in range(FRAGMENTS):
         shape, colour = _fragment(x, y, draws, f"fragment {number}", 0.07, 0.33, amount)
         image = torch.lerp(image, colour, shape)
@@ -71,11 +71,11 @@ def scatter_fragments(image: Tensor, x: Tensor, y: Tensor, draws: Draws, amount:
 def scatter_occluders(
     image: Tensor, x: Tensor, y: Tensor, draws: Draws, amount: Tensor, target: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Lay small pieces over the object at `target` (x, y, half side); returns the image and their cover."""
+    """Draw small fragments over the object at `target` (x, y, half side); gives the images and what is covered."""
     cx, cy, half = target
     hidden = torch.zeros_like(image[:, :1])
     for number in range(OCCLUDERS):
-        # Pieces are sized and placed relative to the object, so that a small object is not simply buried.
+        # Sizes and positions are relative to the object; otherwise a small object would be covered completely.
         shape, colour = _fragment(
             (x - cx) / half, (y - cy) / half, draws, f"occluder {number}", 0.06, 0.24, amount, half
         )
@@ -85,7 +85,7 @@ def scatter_occluders(
 
 
 def add_grain(image: Tensor, draws: Draws, strength: Tensor) -> Tensor:
-    """Add the same uniform noise to the three channels; `strength` (n, 1, 1) is its amplitude."""
+    """Add uniform noise, the same in the three channels; `strength` (n, 1, 1) is its amplitude."""
     size = image.shape[-1]
     rows, columns = draws.integers("grain", 2 * size).split(size, dim=1)
     noise = mix(rows[:, :, None] ^ columns[:, None, :]).to(torch.float32).mul_(2.0**-31).sub_(1.0)
@@ -115,13 +115,17 @@ def _fragment(
     amount: Tensor,
     unit: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """A rounded box, possibly hollow and cut by a line: discs, bars, rings, arcs, wedges and frames."""
+    """A rounded box, possibly hollow and cut by a line: its cover (n, 1, height, width) and colour (n, 3, 1, 1).
+
+    So discs, bars, rings, arcs, wedges and frames occur.  `amount` is the probability that it is drawn, `unit` the
+    length of 1 in half images.
+    """
     present, cx, cy, turn, width, height, corner, hollow, cut, hue, saturation, value = draws.scalars(name, 12)
     angle = turn * math.pi
     cos, sin = angle.cos(), angle.sin()
     dx, dy = x - (2.0 * cx - 1.0), y - (2.0 * cy - 1.0)
     u, v = dx * cos + dy * sin, dy * cos - dx * sin
-    # Squaring favours small sizes; drawing height apart from width gives bars as well as squares.
+    # Squaring makes small sizes more frequent; half of the boxes have a height of their own, which gives bars.
     width = smallest + (largest - smallest) * width * width
     height = torch.where(corner < 0.5, width, smallest * 0.5 + (largest - smallest) * height * height)
     rounding = torch.minimum(width, height) * ((corner * 2.0) % 1.0 * 1.6).clamp(max=1.0)

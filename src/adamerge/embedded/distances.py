@@ -1,4 +1,4 @@
-"""Signed distances, negative inside, from which every drawing is built; y points down."""
+"""Signed distances to shapes, negative inside; y points down.  All drawings are made from them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Number = float | Tensor
 
 
 def circle(x: Tensor, y: Tensor, cx: Number, cy: Number, radius: Number) -> Tensor:
+    """A circle around (cx, cy)."""
     dx, dy = x - cx, y - cy
     return dx.mul_(dx).add_(dy.mul_(dy)).sqrt_().sub_(radius)
 
 
 def ellipse(x: Tensor, y: Tensor, cx: Number, cy: Number, width: float, height: float) -> Tensor:
-    """Half axes `width` and `height`; the distance is to first order, exact on the boundary."""
+    """An ellipse with half axes `width` and `height`; the distance is a first-order approximation, exact at 0."""
     px, py = (x - cx).div_(width), (y - cy).div_(height)
     level = (px * px).add_(py * py).sqrt_()
     px, py = px.div_(width), py.div_(height)
@@ -26,7 +27,7 @@ def ellipse(x: Tensor, y: Tensor, cx: Number, cy: Number, width: float, height: 
 
 
 def box(x: Tensor, y: Tensor, cx: Number, cy: Number, width: Number, height: Number, corner: Number = 0.0) -> Tensor:
-    """Half sides `width` and `height`, which include the rounded corner."""
+    """A box with half sides `width` and `height`, its corners rounded with radius `corner`."""
     dx = (x - cx).abs_().sub_(width - corner)
     dy = (y - cy).abs_().sub_(height - corner)
     inside = torch.maximum(dx, dy).clamp_(max=0.0)
@@ -35,7 +36,7 @@ def box(x: Tensor, y: Tensor, cx: Number, cy: Number, width: Number, height: Num
 
 
 def segment(x: Tensor, y: Tensor, ax: Number, ay: Number, bx: Number, by: Number, radius: Number) -> Tensor:
-    """A line from a to b with round ends."""
+    """A line from a to b with round ends, `radius` to each side."""
     ux, uy = bx - ax, by - ay
     px, py = x - ax, y - ay
     along = (px * ux).add_(py * uy).div_(ux * ux + uy * uy).clamp_(0.0, 1.0)
@@ -56,7 +57,7 @@ def polygon(x: Tensor, y: Tensor, *corners: tuple[float, float]) -> Tensor:
 
 def star(x: Tensor, y: Tensor, radius: float, depth: float) -> Tensor:
     """A five-pointed star around the origin; `depth` is its inner radius over its outer one."""
-    # Mirroring the plane onto one tenth of the star leaves a single edge to measure.
+    # By symmetry every point is mirrored into one tenth of the star, where one edge is nearest.
     px, py = x.abs(), -y
     for nx, ny in ((0.80901699, -0.58778525), (-0.80901699, -0.58778525)):
         beyond = (px * nx).add_(py * ny).clamp_(min=0.0).mul_(2.0)
@@ -72,14 +73,15 @@ def star(x: Tensor, y: Tensor, radius: float, depth: float) -> Tensor:
 
 
 def ring(distance: Tensor, half_width: Number) -> Tensor:
-    """The band around a shape's boundary."""
+    """The band of `half_width` to both sides of a shape's boundary."""
     return distance.abs().sub_(half_width)
 
 
 def union(*distances: Tensor) -> Tensor:
+    """The points inside any of the shapes."""
     return reduce(torch.minimum, distances)
 
 
 def common(*distances: Tensor) -> Tensor:
-    """The part that lies inside all the shapes."""
+    """The points inside all of the shapes."""
     return reduce(torch.maximum, distances)

@@ -1,4 +1,4 @@
-"""Uniform random numbers that depend only on a seed, an image's index and a parameter's name."""
+"""Uniform random numbers that depend only on a seed, the index of an image and the name of a parameter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 def mix(value: Tensor) -> Tensor:
-    """Scramble non-negative 32-bit integers held in int64."""
+    """Hash non-negative 32-bit integers, stored in int64, to such integers."""
     # Both multipliers are below 2**31, so the products fit into int64 and nothing relies on overflow.
     value = value ^ (value >> 16)
     value = (value * 0x21F0AAAD) & _LOW_32_BITS
@@ -23,15 +23,15 @@ def mix(value: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random numbers of a batch of images; every image has a 64-bit key in two 32-bit halves."""
+    """The random numbers of a batch of images.  Each image has a 64-bit key, as two 32-bit halves of shape (n,)."""
 
     upper: Tensor
     lower: Tensor
 
     @classmethod
     def of(cls, indices: Tensor, seed: int) -> Draws:
-        """Key the images with these indices under this seed."""
-        # 32-bit keys would collide between a training set of millions and a test set of thousands.
+        """The random numbers of the images with these indices, for this seed."""
+        # 64 bits: 32-bit keys would collide between millions of training images and thousands of test images.
         words = (indices & _LOW_32_BITS, (indices >> 32) & _LOW_32_BITS)
         halves = []
         for start in (0x243F6A88, 0x13198A2E):
@@ -43,7 +43,7 @@ class Draws:
         return cls(*halves)
 
     def select(self, rows: Tensor) -> Draws:
-        """The numbers of a part of the batch."""
+        """The random numbers of some images of the batch."""
         return Draws(self.upper[rows], self.lower[rows])
 
     def integers(self, name: str, count: int) -> Tensor:
@@ -54,9 +54,9 @@ class Draws:
 
     def uniform(self, name: str, count: int) -> Tensor:
         """Numbers in [0, 1) of shape (images, count)."""
-        # 24 bits are what float32 holds exactly, so every device agrees to the last bit.
+        # float32 represents 24 bits exactly, so that all devices give the same bits.
         return (self.integers(name, count) >> 8).float() * 2.0**-24
 
     def scalars(self, name: str, count: int) -> tuple[Tensor, ...]:
-        """Numbers in [0, 1), each of shape (images, 1, 1), ready to broadcast over pixels."""
+        """`count` tensors of numbers in [0, 1), each (images, 1, 1) to broadcast over pixels."""
         return self.uniform(name, count).t()[:, :, None, None].unbind(0)

@@ -1,4 +1,4 @@
-"""The drawings whose variants differ in one small detail."""
+"""Objects whose variants are different classes that differ in one small detail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def draw_clock(s: Sketch) -> list[Layer]:
         segment(x.abs(), y, 0.5, 0.12, 0.54, 0.12, 0.035),
         segment(x, y, 0.0, 0.62, 0.0, 0.66, 0.035),
     )
-    # The hour hand points to 1-5 or to 7-11; the minute hand says nothing about the class.
+    # The hour hand points to 1-5 or to 7-11, by class; the minute hand does not depend on the class.
     hour = (30.0 + 120.0 * s.variation[0] + 180.0 * s.variant) * (math.pi / 180.0)
     minute = s.variation[1] * (2.0 * math.pi)
     short = segment(x, y, 0.0, 0.12, 0.34 * hour.sin(), 0.12 - 0.34 * hour.cos(), 0.075)
@@ -59,7 +59,7 @@ def draw_flower(s: Sketch) -> list[Layer]:
 
 
 def draw_fish(s: Sketch) -> list[Layer]:
-    # Fish look either way, so a mirrored frame is part of the pose.
+    # Half of the fish are mirrored.
     x = torch.where(s.variation[0] < 0.5, s.x, -s.x)
     y = s.y
     body = ellipse(x, y, 0.12, 0.0, 0.78, 0.46)

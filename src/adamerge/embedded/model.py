@@ -1,4 +1,4 @@
-"""The embedded vision transformer: its definition, its shipped weights and its input normalisation."""
+"""The embedded ViT: its architecture, its shipped weights and its input normalisation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MEAN = _STD = 0.5
 
 
 def build() -> VisionTransformer:
-    """The model with random weights: 224 pixels, patches of 16, twelve blocks of width 128."""
+    """The model with random weights: 224 x 224 images, patches of 16, twelve blocks of width 128."""
     from timm.models.vision_transformer import VisionTransformer
 
     model: Any = VisionTransformer(
@@ -31,7 +31,7 @@ def build() -> VisionTransformer:
         mlp_ratio=4.0,
         num_classes=len(CLASSES),
     )
-    # timm reads a model's preprocessing from here.
+    # timm reads the preprocessing of a model from these attributes.
     model.pretrained_cfg = model.default_cfg = {
         "architecture": "adamerge_embedded",
         "input_size": (3, 224, 224),
@@ -46,7 +46,7 @@ def build() -> VisionTransformer:
 
 
 def load(weights: Path | str = WEIGHTS) -> VisionTransformer:
-    """The trained model in float32 and evaluation mode."""
+    """The model with its trained weights, in float32 and evaluation mode."""
     from safetensors.torch import load_file
 
     path = Path(weights)
@@ -61,5 +61,5 @@ def load(weights: Path | str = WEIGHTS) -> VisionTransformer:
 
 
 def preprocess(images: Tensor) -> Tensor:
-    """Normalise images in [0, 1] for the model."""
+    """Normalise images with values in [0, 1] as the model expects them; the shape stays."""
     return (images - _MEAN) / _STD

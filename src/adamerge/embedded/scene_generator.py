@@ -1,4 +1,4 @@
-"""Labelled images, drawn on demand: one recognisable object each, over a plain to cluttered background."""
+"""Generates labelled images: each shows one object on a background between plain and cluttered."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ TEST_SEED = 0
 TRAINING_SEED = 1
 CALIBRATION_SEED = 2
 
-# One number makes the whole data set easier (towards 0) or harder (above 1): it scales how small objects get,
-# how faint their details, how many fragments and occluders there are, how strong the noise and how flat the contrast.
+# Difficulty of the data set, from 0 (easy) to 2: it scales how small objects get, how faint their details are, how many
+# fragments and occluders there are, how strong the noise and how low the contrast is.
 DIFFICULTY = 1.5
 
 _SMALLEST_SIZE = 32
-# Small pieces keep the temporaries of a CPU in its cache; a GPU wants as few launches as possible.
+# Images drawn at once: on CPU few, so that temporaries fit into the cache; on CUDA many, for fewer kernel launches.
 _PIECE = {"cpu": 24, "cuda": 1024}
 
 
@@ -48,7 +48,7 @@ class Scenes:
 
 @dataclass(frozen=True)
 class _Pose:
-    """Where the object is: centre, half side, turn and stretch, each (n, 1, 1), in units of half an image."""
+    """The object's centre and half side in units of half an image, its rotation and its stretch, each (n, 1, 1)."""
 
     cx: Tensor
     cy: Tensor
@@ -70,10 +70,20 @@ def scenes(
     label: int | None = None,
     difficulty: float = DIFFICULTY,
 ) -> Scenes:
-    """Draw images `first` to `first + count - 1` of the endless data set that belongs to `seed`.
+    """Draw images `first` to `first + count - 1` of the unlimited data set of `seed`.
 
-    An image depends on its index and the seed alone, not on the batch it is drawn in. Every aligned run of
-    len(CLASSES) images holds each class once. With `label`, all images show that class, otherwise unchanged.
+    An image depends only on its index and the seed, not on the other images of the call.  Each run of `len(CLASSES)`
+    images that starts at a multiple of it has every class once.  With `label`, all images show that class; background,
+    pose and colours stay as they are without it.
+
+    Args:
+        first: index of the first image.
+        count: number of images.
+        seed: which data set; 0 is for tests, 1 for training, 2 for calibration.
+        size: height and width in pixels.
+        device: where the images are drawn.
+        label: the class of all images; by default each image has its own.
+        difficulty: from 0 (easy) to 2; the embedded model was trained with the default.
     """
     _check(first, count, size, label, difficulty)
     device = torch.device(device)
@@ -88,6 +98,7 @@ def scenes(
 
 
 def _check(first: int, count: int, size: int, label: int | None, difficulty: float) -> None:
+    """Refuse arguments of `scenes` that make no sense."""
     if first < 0 or count < 1:
         raise BadOption(f"expected first >= 0 and count >= 1, got first={first}, count={count}; ask for some images")
     if size < _SMALLEST_SIZE:
@@ -99,13 +110,14 @@ def _check(first: int, count: int, size: int, label: int | None, difficulty: flo
 
 
 def _label(indices: Tensor, seed: int) -> Tensor:
-    """A shuffled round of all classes for every aligned run of len(CLASSES) images."""
+    """The labels of images: each run of `len(CLASSES)` images has all classes, shuffled."""
     classes = len(CLASSES)
     rounds = Draws.of(indices // classes, seed ^ 0x5BD1E995).uniform("round", classes)
     return rounds.argsort(dim=1, stable=True).gather(1, (indices % classes)[:, None]).squeeze(1)
 
 
 def _render(indices: Tensor, labels: Tensor, seed: int, size: int, device: torch.device, difficulty: float) -> Scenes:
+    """Draw the images with these indices and labels."""
     draws = Draws.of(indices.to(device), seed)
     axis = (torch.arange(size, device=device, dtype=torch.float32) * 2.0 + 1.0) / size - 1.0
     x, y = axis.view(1, 1, size), axis.view(1, size, 1)
@@ -123,14 +135,14 @@ def _render(indices: Tensor, labels: Tensor, seed: int, size: int, device: torch
     occlusion = (clutter * 0.75 * difficulty).clamp(max=1.0)
     images, hidden = scatter_occluders(images, x, y, draws, occlusion, (pose.cx, pose.cy, pose.half))
     images = _expose(images, x, y, draws, difficulty)
-    # Eight-bit levels: what is saved as a PNG is what the model saw, and last-bit differences between
-    # devices and batch shapes disappear.
+    # Rounded to 8 bits: a saved PNG has exactly these values, and devices that round differently agree.
     images = images.clamp_(0.0, 1.0).mul_(255.0).round_().div_(255.0)
     masks = ((objects > 0.5) & (hidden < 0.5)).squeeze(1)
     return Scenes(images, labels.to(device), masks, clutter.flatten())
 
 
 def _choose_pose(draws: Draws, difficulty: float) -> _Pose:
+    """Random poses; objects get smaller with difficulty."""
     u, v, size, turn, stretch = draws.scalars("pose", 5)
     half = 0.70 - min(0.45 * difficulty, 0.54) * size
     room = 0.96 - half
@@ -144,8 +156,8 @@ def _choose_pose(draws: Draws, difficulty: float) -> _Pose:
 
 
 def _by_family(labels: Tensor, device: torch.device) -> Iterator[tuple[Family, Tensor, Tensor]]:
-    """Each family present, the rows it has to draw and their variants, on the device."""
-    # The groups are found on the CPU and sent at once: asking a GPU for them would stall it once per family.
+    """For each family among the labels: the family, the rows that show it and their variants, on the device."""
+    # Grouped on CPU and copied once: grouping on a GPU would need a synchronisation per family.
     counts = labels.bincount(minlength=len(CLASSES)).tolist()
     order, classes = torch.stack((labels.argsort(stable=True), labels)).to(device)
     first = start = 0
@@ -161,7 +173,7 @@ def _by_family(labels: Tensor, device: torch.device) -> Iterator[tuple[Family, T
 def _draw_object(
     family: Family, image: Tensor, x: Tensor, y: Tensor, draws: Draws, pose: _Pose, variants: Tensor, difficulty: float
 ) -> tuple[Tensor, Tensor]:
-    """Draw one family over its images; returns them and the silhouettes (n, 1, height, width)."""
+    """Draw one family over its images; gives the images and the silhouettes (n, 1, height, width)."""
     cos, sin = pose.turn.cos(), pose.turn.sin()
     dx, dy = x - pose.cx, y - pose.cy
     across, down = pose.half * pose.stretch, pose.half / pose.stretch
@@ -172,7 +184,7 @@ def _draw_object(
 
     silhouette = union(*(layer.distance for layer in layers if layer.solid))
     outline, shade, gleam = draws.scalars("finish", 3)
-    # A soft shadow and a dark rim keep an object apart from a background of its own colour.
+    # A soft shadow and a dark outline make an object visible on a background of the same colour.
     glow = (1.0 - silhouette / 0.22).clamp_(0.0, 1.0).mul_(0.35 * shade).unsqueeze(1)
     ink = mix_colour(gleam, torch.full_like(gleam, 0.3), 0.08 + 0.12 * shade)
     image = torch.lerp(image, ink, glow)
@@ -185,9 +197,10 @@ def _draw_object(
 
 
 def _choose_colours(u: Tensor, v: Tensor, draws: Draws, variants: Tensor, difficulty: float) -> Sketch:
+    """The input of a drawing, with random colours."""
     hue, saturation, value, other, pale, deep, warmth, fade = draws.scalars("colours", 8)
     main = mix_colour(hue, 0.4 + 0.5 * saturation, 0.55 + 0.37 * value)
-    # Details are drawn light or dark upon the main colour; fading both towards it hides them.
+    # Details are light or dark on the main colour; mixing both with it makes them harder to see.
     faded = _scale((0.62 * difficulty * fade).clamp(max=0.85))
     light = mix_colour(0.08 + 0.1 * warmth, 0.05 + 0.2 * pale, 0.98 - 0.1 * pale)
     dark = mix_colour(warmth, torch.full_like(warmth, 0.35), 0.1 + 0.15 * deep)
@@ -206,7 +219,7 @@ def _choose_colours(u: Tensor, v: Tensor, draws: Draws, variants: Tensor, diffic
 
 
 def _expose(image: Tensor, x: Tensor, y: Tensor, draws: Draws, difficulty: float) -> Tensor:
-    """Light the scene from one side, tint it, and photograph it with a noisy camera."""
+    """Apply a brightness gradient, a colour cast, a contrast and noise."""
     gain, contrast, turn, slope, noise, red, blue = draws.scalars("exposure", 7)
     angle = turn * (2.0 * math.pi)
     slant = (x * angle.cos() + y * angle.sin()).mul_(0.2 * slope).add_(0.85 + 0.3 * gain).unsqueeze(1)
@@ -217,11 +230,12 @@ def _expose(image: Tensor, x: Tensor, y: Tensor, draws: Draws, difficulty: float
 
 
 def _scale(numbers: Tensor) -> Tensor:
-    """Make (n, 1, 1) broadcast over channels as well."""
+    """(n, 1, 1) as (n, 1, 1, 1), to broadcast over channels as well."""
     return numbers.unsqueeze(1)
 
 
 def _join(parts: list[Scenes]) -> Scenes:
+    """Several batches as one."""
     return Scenes(
         torch.cat([part.images for part in parts]),
         torch.cat([part.labels for part in parts]),

@@ -1,4 +1,4 @@
-"""The objects of the embedded data set, each drawn by signed distances in a frame of -1 to 1."""
+"""The objects of the embedded data set, drawn from signed distances in a frame from -1 to 1, and its classes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from adamerge.embedded.sketches import Layer, Sketch
 
 @dataclass(frozen=True)
 class Family:
-    """One drawing and the names of its variants."""
+    """An object: the class names of its variants, and the function that draws it."""
 
     variants: tuple[str, ...]
     draw: Callable[[Sketch], list[Layer]]

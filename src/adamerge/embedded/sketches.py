@@ -1,4 +1,4 @@
-"""What a drawing is given and what it gives back."""
+"""Input and output of the functions that draw an object: `Sketch` and `Layer`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-_NOWHERE = 1e3
+_FAR_AWAY = 1e3
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Where and with what to draw: pixel positions in the object's frame, its colours and its whims.
+    """Input of a drawing: pixel positions in the object's frame, its variant, its colours and random numbers.
 
-    Positions are (n, height, width), colours (n, 3, 1, 1), the variant and every whim in [0, 1) (n, 1, 1).
+    `x` and `y` are (n, height, width), colours (n, 3, 1, 1), `variant` (n, 1, 1).  `variation` has two random numbers
+    in [0, 1), each (n, 1, 1), for details that do not change the class.
     """
 
     x: Tensor
@@ -30,7 +31,7 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Layer:
-    """A shape filled with a colour; `solid` layers make up the silhouette, the others lie inside it."""
+    """A shape, given by its signed distance, filled with a colour.  The silhouette is the union of `solid` layers."""
 
     distance: Tensor
     colour: Tensor
@@ -38,5 +39,5 @@ class Layer:
 
 
 def only(distance: Tensor, wanted: Tensor) -> Tensor:
-    """Move the shape out of sight in the images that do not want it."""
-    return distance + (~wanted) * _NOWHERE
+    """The shape in images where `wanted` is True; in the others its distance is so large that it is not drawn."""
+    return distance + (~wanted) * _FAR_AWAY
