@@ -12,19 +12,36 @@ from typing import Any
 
 from torch import nn
 
-# Called as `around(own, self, *args, **kwargs)`, where `own` is the method of the unpatched class.  It must be a
-# function at the top of its file, so that models can be pickled.
+# Called as `around(own, self, *args, **kwargs)`, where `own` is the method of the unpatched class; with a context, as
+# `around(own, self, context, *args, **kwargs)`.  It must be a function at the top of its file, so that models can be
+# pickled.
 Around = Callable[..., Any]
-Replaced = tuple[tuple[str, Around], ...]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What a method of a class is replaced by.  All modules with the same replacements share a class."""
+
+    method: str
+    around: Around
+    has_context: bool
+
+
+Replaced = tuple[Replacement, ...]
 
 
 @dataclass(frozen=True)
 class MethodPatch:
-    """`method` of `module` is to run as `around(own, self, *args, **kwargs)`."""
+    """`method` of `module` is to run as `around`.
+
+    `context` is passed to `around`, where it is not None.  It is kept on the module, so that a copy of the model has a
+    copy of it.
+    """
 
     module: nn.Module
     method: str
     around: Around
+    context: Any = None
 
 
 @cache
@@ -35,14 +52,18 @@ def _patched_class(base: type[nn.Module], replaced: Replaced) -> type[nn.Module]
         return _blank_instance, (base, replaced), self.__dict__
 
     named = {name: getattr(base, name) for name in ("__doc__", "__module__", "__qualname__")}
-    methods = {method: _wrapped(base, method, around) for method, around in replaced}
+    methods = {each.method: _wrapped(base, each) for each in replaced}
     hidden = {"__reduce_ex__": __reduce_ex__, "adamerge_base": base, "adamerge_replaced": replaced}
     return type(base.__name__, (base,), {**named, **methods, **hidden})
 
 
-def _wrapped(base: type[nn.Module], method: str, around: Around) -> Around:
+def _wrapped(base: type[nn.Module], replacement: Replacement) -> Around:
+    method, around, has_context = replacement.method, replacement.around, replacement.has_context
+
     @wraps(getattr(base, method))
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_context:
+            args = (self.adamerge_context[method], *args)
         # Read at each call: the class is kept, and another library may replace the method of the base meanwhile.
         return around(getattr(base, method), self, *args, **kwargs)
 
@@ -58,15 +79,19 @@ def patch(wanted: MethodPatch) -> None:
     module, method = wanted.module, wanted.method
     if method in vars(module):
         return
-    replaced = {**dict(_replaced(module)), method: wanted.around}
-    module.__class__ = _patched_class(unpatched_class(module), tuple(replaced.items()))
+    if wanted.context is not None:
+        vars(module).setdefault("adamerge_context", {})[method] = wanted.context
+    others = [each for each in _replaced(module) if each.method != method]
+    replaced = (*others, Replacement(method, wanted.around, wanted.context is not None))
+    module.__class__ = _patched_class(unpatched_class(module), replaced)
 
 
 def unpatch(module: nn.Module) -> None:
     """Undo all patches of a module.  Call `conflict` first."""
-    for method, _ in _replaced(module):
+    for each in _replaced(module):
         # Left by a library that replaced the method for a while; it would keep the patch in force.
-        vars(module).pop(method, None)
+        vars(module).pop(each.method, None)
+    vars(module).pop("adamerge_context", None)
     module.__class__ = unpatched_class(module)
 
 
@@ -81,7 +106,7 @@ def conflict(module: nn.Module) -> str | None:
     patched = [base for base in kind.__mro__ if "adamerge_base" in vars(base)]
     if patched and patched[0] is not kind:
         return f"expected class {kind.__mro__[1].__name__}, got {kind.__name__} on top of it"
-    for method, _ in _replaced(module):
+    for method in [each.method for each in _replaced(module)]:
         found = vars(module).get(method)
         ours = isinstance(found, MethodType) and found.__self__ is module and found.__func__ is vars(kind)[method]
         if found is not None and not ours:

@@ -196,7 +196,7 @@ class BlockCall:
 def _method_patches(host: Host, recipe: Recipe, selector: BackendSelector) -> tuple[MethodPatch, ...]:
     """The patches of modules around the blocks: a head that runs per image, an embedding that kernels compute."""
     head = per_image_patches(host.head) if recipe.ragged else ()
-    embedding = (*patch_embedding_patches(host.model), *position_patches(host)) if selector.may_pack else ()
+    embedding = (*patch_embedding_patches(host.model), *position_patches(host, selector)) if selector.may_pack else ()
     return (*head, *embedding)
 
 
