@@ -83,7 +83,7 @@ build(
     affinity_row_resident._affinity_row_resident,
     typed(FLOAT="inverse sums value", INT="partner offsets") | {"rows": tile(64, 64),
     "wide": tile(256, 64), "middle": tile(128, 64), "narrow": tile(64, 64), "scale": "fp32"}, warps=8, stages=4,
-    COSINE=False, COLUMNS=640, ROWS=64, WIDTH=768, STEP=64, **SPLIT,
+    COSINE=False, COLUMNS=640, WIDE=256, ROWS=64, WIDTH=768, STEP=64, **SPLIT,
 )  # fmt: skip
 build(embed._embed, typed(HALF="patches first more positions out"), FIRST=1, MORE=True, ALL=False, WIDTH=768,
       CHANNELS=1024, ROWS=4)  # fmt: skip

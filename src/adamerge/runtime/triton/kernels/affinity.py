@@ -30,7 +30,7 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import Split, best_of, products, source_at, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, products, source_at, tell
 from adamerge.runtime.triton.kernels.residual import add
 
 Kind = Literal["dot", "scaled", "cosine"]
@@ -79,7 +79,7 @@ def _affinity(
     high = tl.full([ROWS], float("-inf"), tl.float32)
     mass = tl.zeros([ROWS], tl.float32)
     best = tl.full([ROWS], float("-inf"), tl.float32)
-    which = tl.full([ROWS], 2147483647, tl.int32)
+    which = tl.full([ROWS], NO_PARTNER, tl.int32)
     out = sums + block.to(tl.int64) * total + base
     if ONE_TILE:
         score, cosine, column = _tile(
@@ -87,7 +87,7 @@ def _affinity(
             COSINE, DESCRIBED, ROWS, COLUMNS, WIDTH, STEP, PRECISION,
         )  # fmt: skip
         target = (column < n) & ~source_at(column, n, ALTERNATING, FIRST)
-        best, which = best_of(cosine, target[None, :], column, best, which, 2147483647)
+        best, which = best_of(cosine, target[None, :], column, best, which)
         high = tl.max(score, 1)
         weight = tl.exp(score - high[:, None])
         weight = tl.where((row < n)[:, None], weight / tl.sum(weight, 1)[:, None], 0.0)
@@ -99,7 +99,7 @@ def _affinity(
                 COSINE, DESCRIBED, ROWS, COLUMNS, WIDTH, STEP, PRECISION,
             )  # fmt: skip
             target = (column < n) & ~source_at(column, n, ALTERNATING, FIRST)
-            best, which = best_of(cosine, target[None, :], column, best, which, 2147483647)
+            best, which = best_of(cosine, target[None, :], column, best, which)
             higher = tl.maximum(high, tl.max(score, 1))
             mass = mass * tl.exp(high - higher) + tl.sum(tl.exp(score - higher[:, None]), 1)
             high = higher

@@ -26,7 +26,7 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import Split, best_of, source_at, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, tell
 from adamerge.runtime.triton.kernels.residual import SHORTEST
 
 # Tokens in the first quadrant; the last one has as many, or half of that, or there is none.
@@ -51,11 +51,11 @@ def _diagonal(product):
 
 @triton.jit
 @no_type_check
-def _best_down(similarity, allowed, row, NOBODY: tl.constexpr):
+def _best_down(similarity, allowed, row):
     """The best of each column, and in which row; ties go to the upper one."""
     similarity = tl.where(allowed, similarity, float("-inf"))
     high = tl.max(similarity, 0)
-    return high, tl.min(tl.where((similarity == high[None, :]) & allowed, row[:, None], NOBODY), 0)
+    return high, tl.min(tl.where((similarity == high[None, :]) & allowed, row[:, None], NO_PARTNER), 0)
 
 
 @triton.jit
@@ -84,8 +84,8 @@ def _small(
     own = _inverse(_diagonal(upper), SHORTEST_)
     target = (p < n) & ~source_at(p, n, ALTERNATING, FIRST)
     best = tl.full([NEAR], float("-inf"), tl.float32)
-    which = tl.full([NEAR], 2147483647, tl.int32)
-    best, which = best_of(upper * own[None, :], target[None, :], p, best, which, 2147483647)
+    which = tl.full([NEAR], NO_PARTNER, tl.int32)
+    best, which = best_of(upper * own[None, :], target[None, :], p, best, which)
     tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
     upper = scores(upper, p, own, own, n, scale, COSINE)
     high = tl.where(p < n, tl.max(upper, 1), 0.0)
@@ -121,12 +121,12 @@ def _large(
     target = ~source_at(p, n, ALTERNATING, FIRST)
     further = (q < n) & ~source_at(q, n, ALTERNATING, FIRST)
     best = tl.full([NEAR], float("-inf"), tl.float32)
-    which = tl.full([NEAR], 2147483647, tl.int32)
-    best, which = best_of(upper * own[None, :], target[None, :], p, best, which, 2147483647)
-    best, which = best_of(beside * other[None, :], further[None, :], q, best, which, 2147483647)
+    which = tl.full([NEAR], NO_PARTNER, tl.int32)
+    best, which = best_of(upper * own[None, :], target[None, :], p, best, which)
+    best, which = best_of(beside * other[None, :], further[None, :], q, best, which)
     tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
     if ALTERNATING:
-        best, which = _best_down(beside * own[:, None], target[:, None], p, 2147483647)
+        best, which = _best_down(beside * own[:, None], target[:, None], p)
 
     # Columns that are not there have nothing to give.
     upper = scores(upper, p, own, own, n, scale, COSINE)
@@ -144,7 +144,7 @@ def _large(
             lower = tl.dot(two, two.T, lower)
     if ALTERNATING:
         # Otherwise sources are the first half, all of them above.
-        best, which = best_of(lower * other[None, :], further[None, :], q, best, which, 2147483647)
+        best, which = best_of(lower * other[None, :], further[None, :], q, best, which)
         tell(value, partner, base, q, best * other, which, n, ALTERNATING, FIRST)
     lower = scores(lower, q, other, other, n, scale, COSINE)
     high = tl.where(q < n, tl.maximum(tl.max(beside, 0), tl.max(lower, 1)), 0.0)

@@ -24,11 +24,11 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import Split, best_of, source_at, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, source_count, tell
 
 ROWS, STEP, WIDE = 64, 64, 256
 # How many columns the tiles of a program have together: as few of these as hold the image.
-COLUMNS = (384, 512, 576, 640)
+COLUMNS = (WIDE + WIDE // 2, 2 * WIDE, 2 * WIDE + WIDE // 4, 2 * WIDE + WIDE // 2)
 
 
 @triton.jit
@@ -50,7 +50,7 @@ def _matched(product, inverse, base, column, n, best, which, ALTERNATING: tl.con
     """Fold a tile into the best partner so far; a row's own length changes none of its comparisons."""
     other = tl.load(inverse + base + column, mask=column < n, other=0.0)
     target = (column < n) & ~source_at(column, n, ALTERNATING, FIRST)
-    return best_of(product * other[None, :], target[None, :], column, best, which, 2147483647)
+    return best_of(product * other[None, :], target[None, :], column, best, which)
 
 
 @triton.jit
@@ -90,9 +90,9 @@ def _block(
     own = tl.load(inverse + base + row, mask=row < n, other=0.0)
 
     # Where sources are the first half, the rows of the others have no partner to find.
-    if ALTERNATING or begin < n // 2:
+    if ALTERNATING or begin < source_count(n, ALTERNATING, FIRST):
         best = tl.full([ROWS], float("-inf"), tl.float32)
-        which = tl.full([ROWS], 2147483647, tl.int32)
+        which = tl.full([ROWS], NO_PARTNER, tl.int32)
         best, which = _matched(a, inverse, base, p, n, best, which, ALTERNATING, FIRST)
         best, which = _matched(b, inverse, base, q, n, best, which, ALTERNATING, FIRST)
         if THREE:
@@ -121,7 +121,7 @@ def _block(
 def _affinity_row_resident(
     rows, wide, middle, narrow, inverse, sums, value, partner, offsets, prefix, scale, total,
     COSINE: tl.constexpr, ALTERNATING: tl.constexpr, FIRST: tl.constexpr, COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
+    WIDE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Tiles reach into the next image; what they find there is masked.  No image has more than COLUMNS patches."""
     block, image = tl.program_id(0), tl.program_id(1)
@@ -132,27 +132,29 @@ def _affinity_row_resident(
         return
     row = block * ROWS + tl.arange(0, ROWS)
     out = sums + block.to(tl.int64) * total + base
-    if n <= 384:
+    MIDDLE: tl.constexpr = WIDE // 2
+    NARROW: tl.constexpr = WIDE // 4
+    if n <= WIDE + MIDDLE:
         _block(
-            rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale, COSINE, ALTERNATING, FIRST,
-            256, 128, 0, ROWS, WIDTH, STEP,
+            rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale,
+            COSINE, ALTERNATING, FIRST, WIDE, MIDDLE, 0, ROWS, WIDTH, STEP,
         )  # fmt: skip
-    elif COLUMNS > 384:
-        if n <= 512:
+    elif COLUMNS > WIDE + MIDDLE:
+        if n <= 2 * WIDE:
             _block(
-                rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale, COSINE, ALTERNATING,
-                FIRST, 256, 256, 0, ROWS, WIDTH, STEP,
+                rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale,
+                COSINE, ALTERNATING, FIRST, WIDE, WIDE, 0, ROWS, WIDTH, STEP,
             )  # fmt: skip
-        elif COLUMNS > 512:
-            if n <= 576:
+        elif COLUMNS > 2 * WIDE:
+            if n <= 2 * WIDE + NARROW:
                 _block(
-                    rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale, COSINE, ALTERNATING,
-                    FIRST, 256, 256, 64, ROWS, WIDTH, STEP,
+                    rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale,
+                    COSINE, ALTERNATING, FIRST, WIDE, WIDE, NARROW, ROWS, WIDTH, STEP,
                 )  # fmt: skip
-            elif COLUMNS > 576:
+            elif COLUMNS > 2 * WIDE + NARROW:
                 _block(
-                    rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale, COSINE, ALTERNATING,
-                    FIRST, 256, 256, 128, ROWS, WIDTH, STEP,
+                    rows, wide, middle, narrow, inverse, out, value, partner, base, row, n, scale,
+                    COSINE, ALTERNATING, FIRST, WIDE, WIDE, MIDDLE, ROWS, WIDTH, STEP,
                 )  # fmt: skip
 
 
@@ -176,7 +178,8 @@ def held(
     _affinity_row_resident[(parts, layout.images)](
         rows, wide, middle, narrow, inverse, sums, value, partner, layout.offsets, layout.prefix, scale * LOG2E, total,
         COSINE=cosine, ALTERNATING=split.alternating, FIRST=split.first,
-        COLUMNS=next(columns for columns in COLUMNS if longest <= columns), ROWS=ROWS, WIDTH=width, STEP=step,
+        COLUMNS=next(columns for columns in COLUMNS if longest <= columns), WIDE=WIDE, ROWS=ROWS, WIDTH=width,
+        STEP=step,
         num_warps=8, num_stages=num_stages_for(4, x, ROWS, WIDE, step), **pdl_options(x),
     )  # fmt: skip
     return sums, ROWS, value, partner

@@ -21,6 +21,9 @@ from adamerge.runtime.triton.kernels.launch import (
     processors,
 )
 
+# Greater than every place: the partner of a source that has none yet.
+NO_PARTNER = tl.constexpr(2**31 - 1)
+
 
 @dataclass(frozen=True)
 class Split:
@@ -66,6 +69,15 @@ def source_count(n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def target_count(n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
+    """How many of `n` tokens are targets, at least; a single token is one or none."""
+    if ALTERNATING:
+        return (n + FIRST) // 2
+    return n - n // 2
+
+
+@triton.jit
+@no_type_check
 def source_at(place, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
     """Whether the token at a place is a source."""
     if ALTERNATING:
@@ -92,11 +104,11 @@ def products(
 
 @triton.jit
 @no_type_check
-def best_of(similarity, allowed, column, best, partner, NOBODY: tl.constexpr):
+def best_of(similarity, allowed, column, best, partner):
     """Fold a tile of similarities into the best one so far of each row; ties go to the lower column."""
     similarity = tl.where(allowed, similarity, float("-inf"))
     high = tl.max(similarity, 1)
-    which = tl.min(tl.where((similarity == high[:, None]) & allowed, column[None, :], NOBODY), 1)
+    which = tl.min(tl.where((similarity == high[:, None]) & allowed, column[None, :], NO_PARTNER), 1)
     better = high > best
     return tl.where(better, high, best), tl.where(better, which, partner)
 
@@ -127,20 +139,19 @@ def _match(
     if (2 * block * ROWS + FIRST if ALTERNATING else block * ROWS) >= n:
         return
     best = tl.full([ROWS], float("-inf"), tl.float32)
-    which = tl.full([ROWS], 2147483647, tl.int32)
+    which = tl.full([ROWS], NO_PARTNER, tl.int32)
     row = (base + source).to(tl.int64) * stride
     if SCALED:
         own = tl.load(inverse + base + source, mask=is_source, other=0.0)
-    targets = (n + FIRST) // 2 if ALTERNATING else n - n // 2
-    for begin in range(0, targets, COLUMNS):
+    for begin in range(0, target_count(n, ALTERNATING, FIRST), COLUMNS):
         other = begin + tl.arange(0, COLUMNS)
-        target = 2 * other + (1 - FIRST) if ALTERNATING else n // 2 + other
+        target = 2 * other + (1 - FIRST) if ALTERNATING else source_count(n, ALTERNATING, FIRST) + other
         there = target < n
         column = (base + target).to(tl.int64) * stride
         similarity = products(features, row, column, is_source, there, ROWS, COLUMNS, WIDTH, STEP, PRECISION)
         if SCALED:
             similarity *= own[:, None] * tl.load(inverse + base + target, mask=there, other=0.0)[None, :]
-        best, which = best_of(similarity, there[None, :], target, best, which, 2147483647)
+        best, which = best_of(similarity, there[None, :], target, best, which)
     tell(value, partner, base, source, best, which, n, ALTERNATING, FIRST)
 
 
@@ -158,7 +169,7 @@ def match(
     total, width = features.shape
     value = torch.empty(total, dtype=torch.float32, device=features.device)
     partner = torch.empty(total, dtype=torch.int32, device=features.device)
-    sources = blocks(layout.most, 2) if split.alternating else layout.most // 2
+    sources = split.source_count(layout.most)
     if sources == 0 or layout.images == 0:
         return value, partner
     rows, columns, step, stages = _shape(features, blocks(sources, 64) * layout.images)

@@ -3,6 +3,7 @@
 A token that stays is one program of one warp: they are many, small, and wait for memory each on its own.
 """
 
+from itertools import pairwise
 from typing import no_type_check
 
 import torch
@@ -12,10 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.block_view import NormParams
-from adamerge.runtime.packed.layout import Layout, Packed, PerRow
+from adamerge.runtime.packed.layout import Layout, Packed, PerRow, ragged_layout
 from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
-from adamerge.runtime.triton.kernels.residual import norm_numbers, norm_row
+from adamerge.runtime.triton.kernels.residual import add_reference, norm_numbers, norm_row
+
+# The smallest normal number of float32.
+SMALLEST_NORMAL = tl.constexpr(2.0**-126)
 
 
 @triton.jit
@@ -34,11 +38,21 @@ def _row(x, branch, gamma, at, stride_x, stride_branch, channel, inside, BRANCH:
 
 @triton.jit
 @no_type_check
-def _gone(gone, goal, base, start, n, LIST: tl.constexpr):
-    """A piece of the list of those that are gone, and where they went; behind its end there is anything."""
+def _gone(gone, goal, base, place, merged, start, n, LIST: tl.constexpr):
+    """A piece of the list of tokens that merged away: numbers, tokens, and which of them go to `place`."""
     entry = start + tl.arange(0, LIST)
     token = tl.load(gone + base + entry, mask=entry < n, other=0)
-    return entry, token, tl.load(goal + base + entry, mask=entry < n, other=0)
+    into = tl.load(goal + base + entry, mask=entry < n, other=0)
+    return entry, token, (into == place) & (entry < merged)
+
+
+@triton.jit
+@no_type_check
+def _totals(size, weight, base, token, arrives):
+    """The sizes, the weights and the number of the tokens of a piece that arrive."""
+    sized = tl.sum(tl.load(size + base + token, mask=arrives, other=0.0), 0)
+    total = tl.sum(tl.load(weight + base + token, mask=arrives, other=0.0), 0)
+    return sized, total, tl.sum(arrives.to(tl.int32), 0)
 
 
 @triton.jit
@@ -47,7 +61,7 @@ def _added(
     entry, token, arrives, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch, channel,
     inside, mean, length, BRANCH: tl.constexpr, GAMMA: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Mean and mean length, with those of a piece of the list that arrive here, in order."""
+    """Mean and mean length with the tokens of a piece that arrive added to them, in order."""
     waiting = tl.where(arrives, entry, merged)
     next_ = tl.min(waiting, 0)
     while next_ < merged:
@@ -60,6 +74,36 @@ def _added(
         waiting = tl.where(entry == next_, merged, waiting)
         next_ = tl.min(waiting, 0)
     return mean, length
+
+
+@triton.jit
+@no_type_check
+def _average(
+    own, alone, total, members, entry, token, arrives, merged, gone, goal, x, branch, gamma, weight, base, place, n,
+    stride_x, stride_branch, channel, inside,
+    BRANCH: tl.constexpr, GAMMA: tl.constexpr, LENGTH: tl.constexpr, LIST: tl.constexpr,
+):  # fmt: skip
+    """The weighted mean of the token `own` and the `members - 1` others that arrive; a plain mean if all weigh 0."""
+    plain = total == 0.0
+    divisor = tl.where(plain, members.to(tl.float32), total)
+    share = tl.where(plain, 1.0, alone) / divisor
+    mean = own * share
+    length = tl.sqrt(tl.sum(own * own)) * share if LENGTH else share
+    mean, length = _added(
+        entry, token, arrives, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch,
+        channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
+    )  # fmt: skip
+    for start in range(LIST, merged, LIST):
+        later, moved, here = _gone(gone, goal, base, place, merged, start, n, LIST)
+        mean, length = _added(
+            later, moved, here, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch,
+            channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
+        )  # fmt: skip
+    if LENGTH:
+        factor = length / tl.maximum(tl.sqrt(tl.sum(mean * mean)), SMALLEST_NORMAL)
+        # A mean of length 0 has no direction and stays as it is.
+        mean *= tl.where(tl.abs(factor) < float("inf"), factor, 1.0)
+    return mean
 
 
 @triton.jit
@@ -82,16 +126,16 @@ def _merge(
     channel = number[None, :]
     inside = channel < WIDTH
     if NORM and EARLY:
-        # While it waits anyway.  With many rows, keeping these takes registers that another program could have.
+        # Loaded during the wait.  With many rows they would only take registers from other programs.
         norm_factor, norm_more = norm_numbers(norm_weight, norm_bias, number, WIDTH, WEIGHT, BIAS)
     pdl_wait(EARLY)
-    # Asked for together, before anybody knows how much of it counts: waiting for memory is what takes time here.
+    # These loads are issued together, before it is known how much of them is used: memory latency dominates here.
     left = tl.load(count + image)
     came = tl.load(origin + base + place, mask=(place >= 0) & (place < n), other=0)
-    entry, token, into = _gone(gone, goal, base, 0, n, LIST)
+    merged = n - left
+    entry, token, arrives = _gone(gone, goal, base, place, merged, 0, n, LIST)
     earlier = tl.arange(0, IMAGES)
     before = tl.sum(tl.load(count + earlier, mask=earlier < image, other=0), 0) + image * prefix
-    merged = n - left
     if row == 0:
         tl.store(new_offsets + image, before)
         if image == images - 1:
@@ -101,40 +145,21 @@ def _merge(
     at = tl.where(place >= 0, base + came, begin + row)
     own = _row(x, branch, gamma, at, stride_x, stride_branch, channel, inside, BRANCH, GAMMA)
     alone = tl.load(weight + at, mask=place >= 0, other=1.0)
-    # What comes to this place: who stays brings itself, those that are gone are added in order.
-    arrives = (into == place) & (entry < merged)
-    sized = tl.load(size + at) + tl.sum(tl.load(size + base + token, mask=arrives, other=0.0), 0)
-    total = alone + tl.sum(tl.load(weight + base + token, mask=arrives, other=0.0), 0)
-    members = 1 + tl.sum(arrives.to(tl.int32), 0)
+    more_size, more_weight, more = _totals(size, weight, base, token, arrives)
+    sized, total, members = tl.load(size + at) + more_size, alone + more_weight, 1 + more
     for start in range(LIST, merged, LIST):
-        later, moved, to = _gone(gone, goal, base, start, n, LIST)
-        here = (to == place) & (later < merged)
-        sized += tl.sum(tl.load(size + base + moved, mask=here, other=0.0), 0)
-        total += tl.sum(tl.load(weight + base + moved, mask=here, other=0.0), 0)
-        members += tl.sum(here.to(tl.int32), 0)
-    # Who stays alone comes back bit for bit.
+        _, moved, here = _gone(gone, goal, base, place, merged, start, n, LIST)
+        more_size, more_weight, more = _totals(size, weight, base, moved, here)
+        sized += more_size
+        total += more_weight
+        members += more
+    # A token without others comes back bit for bit.
     mean = own
     if members > 1:
-        # All weights 0: a plain mean.
-        plain = total == 0.0
-        divisor = tl.where(plain, members.to(tl.float32), total)
-        share = tl.where(plain, 1.0, alone) / divisor
-        mean = own * share
-        length = tl.sqrt(tl.sum(own * own)) * share if LENGTH else share
-        mean, length = _added(
-            entry, token, arrives, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch,
-            channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
+        mean = _average(
+            own, alone, total, members, entry, token, arrives, merged, gone, goal, x, branch, gamma, weight, base,
+            place, n, stride_x, stride_branch, channel, inside, BRANCH, GAMMA, LENGTH, LIST,
         )  # fmt: skip
-        for start in range(LIST, merged, LIST):
-            later, moved, to = _gone(gone, goal, base, start, n, LIST)
-            mean, length = _added(
-                later, moved, (to == place) & (later < merged), merged, plain, divisor, x, branch, gamma, weight, base,
-                stride_x, stride_branch, channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
-            )  # fmt: skip
-        if LENGTH:
-            factor = length / tl.maximum(tl.sqrt(tl.sum(mean * mean)), 1.1754943508222875e-38)
-            # Nothing can be scaled to a length that has no direction.
-            mean *= tl.where(tl.abs(factor) < float("inf"), factor, 1.0)
     result = mean.to(y.dtype.element_ty)
     goes = (before + row).to(tl.int64) * WIDTH + channel
     tl.store(y + goes, result, mask=inside)
@@ -157,7 +182,7 @@ def merge(
     gamma: Float[Tensor, " d"] | None = None,
     norm: NormParams | None = None,
     keep_length: bool = False,
-) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, "bounds"]]:
+) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, " bounds"]]:
     """The merged tokens of `x + gamma * branch`, their layer norm if asked for, their sizes, the base-2 logarithms of
     these, and the new offsets.
 
@@ -183,3 +208,39 @@ def merge(
         **pdl_options(x),
     )  # fmt: skip
     return y, normed, new_size, logs, offsets
+
+
+def merge_reference(
+    x: Packed,
+    size: PerRow,
+    layout: Layout,
+    choice: Choice,
+    *,
+    branch: Packed | None = None,
+    gamma: Float[Tensor, " d"] | None = None,
+    norm: NormParams | None = None,
+    keep_length: bool = False,
+) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, " bounds"]]:
+    """The same in plain torch, one token at a time; rows behind the last image are 0."""
+    x, prefix = add_reference(x, branch, gamma=gamma)[0], layout.prefix
+    offsets = ragged_layout(choice.count.tolist(), prefix, x.device).offsets
+    y, new_size = torch.zeros_like(x), torch.zeros_like(size)
+    for (begin, end), (first, last) in zip(pairwise(layout.offsets.tolist()), pairwise(offsets.tolist()), strict=True):
+        y[first : first + prefix], new_size[first : first + prefix] = (a[begin : begin + prefix] for a in (x, size))
+        for place in range(last - first - prefix):
+            members = begin + prefix + (choice.slot[begin + prefix : end] == place).nonzero()[:, 0]
+            y[first + prefix + place] = _average_reference(x[members].float(), choice.weight[members], keep_length)
+            new_size[first + prefix + place] = size[members].sum()
+    return y, add_reference(y, None, norm=norm)[1], new_size, new_size.log2(), offsets
+
+
+def _average_reference(tokens: Packed, weight: PerRow, keep_length: bool) -> Float[Tensor, " d"]:
+    if len(tokens) == 1:
+        return tokens[0]
+    weight = weight if weight.sum() != 0 else torch.ones_like(weight)
+    share = weight / weight.sum()
+    mean = share @ tokens
+    if not keep_length:
+        return mean
+    factor = share @ tokens.norm(dim=1) / mean.norm().clamp_min(SMALLEST_NORMAL.value)
+    return mean * factor if factor.isfinite() else mean
