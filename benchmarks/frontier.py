@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--image-size", type=int, help="another than the model's own; its positions are resampled")
     parser.add_argument("--tune", default="embedded", help="images to tune on: a folder, a .pt file, or 'embedded'")
-    parser.add_argument("--judge", default="embedded", help="images to judge on, likewise")
+    parser.add_argument("--judge", default="embedded", help="images to evaluate on, likewise")
     parser.add_argument("--tune-images", type=int, default=512)
     parser.add_argument("--judge-images", type=int, default=2000)
     parser.add_argument("--sample", type=int, default=0, help="of a .pt file, tune on images this far from the usual")
@@ -136,7 +136,7 @@ class Frontier:
             self.full = torch.full_like(self.full, -1)
         self.starts: tuple[Any, ...] = ()
         top1 = (self.full == self.labels).double().mean().item()
-        self.log(f"{self.bench.number} images to tune on, {len(self.labels)} to judge on, unmerged top-1 {top1:.2%}")
+        self.log(f"{self.bench.number} images to tune on, {len(self.labels)} to evaluate on, unmerged top-1 {top1:.2%}")
 
     def log(self, text: str) -> None:
         """Print a line of progress."""

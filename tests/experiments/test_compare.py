@@ -1,4 +1,4 @@
-"""A comparison measures what it says, never measures a finished cell again, and writes what it returns."""
+"""A comparison: what is measured, what is stored and not measured again, and what is written."""
 
 import csv
 import json
@@ -70,9 +70,9 @@ def measured(monkeypatch) -> list[str]:
     seen: list[str] = []
     inner = comparison.measure
 
-    def counted(bench, cell):
+    def counted(shared, cell):
         seen.append(cell.label)
-        return inner(bench, cell)
+        return inner(shared, cell)
 
     monkeypatch.setattr(comparison, "measure", counted)
     monkeypatch.setattr(comparison, "_draw", lambda rows, path: None)
@@ -176,10 +176,10 @@ def test_a_finished_comparison_is_not_measured_again(finished, model, calibratio
 def test_a_killed_run_goes_on_where_it_stopped(model, calibration, data, tmp_path, finished, monkeypatch, measured):
     counted = comparison.measure
 
-    def killed(bench, cell):
+    def killed(shared, cell):
         if len(measured) == 3:
             raise KeyboardInterrupt
-        return counted(bench, cell)
+        return counted(shared, cell)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(comparison, "measure", killed)
@@ -204,7 +204,7 @@ def test_a_damaged_cell_is_measured_again(model, calibration, data, tmp_path, me
 
 
 @pytest.mark.parametrize("change", ["images", "labels", "calibration", "head", "options", "cost", "dtype"])
-def test_whatever_shapes_a_cell_makes_it_another_cell(calibration, data, tmp_path, measured, change):
+def test_a_change_of_anything_that_affects_a_cell_makes_it_another_cell(calibration, data, tmp_path, measured, change):
     model = build("vit", patch_size=8, depth=4)
     options = {"budgets": [], "native": {"a": Variant("tome", {"r": 2})}}
     run(model, calibration, data, tmp_path, **options)

@@ -100,7 +100,7 @@ def compare(
     check_cost(cost)
     cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
-        raise BadImages("images are gone through once for each cell; pass a list or a DataLoader, not an iterator")
+        raise BadImages("images are read once for each cell; pass a list or a DataLoader, not an iterator")
     folder = Path(out)
     store = ResultStore(folder / "cells")
     comparison = Comparison(model, calibration_images, data, cost, tolerance, progress)

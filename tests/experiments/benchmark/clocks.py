@@ -17,7 +17,7 @@ from adamerge.methods import tome
 
 
 class Clock:
-    """A clock that moves only when a contender runs, and remembers who ran on what."""
+    """A clock that moves only when a contender runs, and logs which contender ran on which images."""
 
     def __init__(self):
         self.now = 0.0

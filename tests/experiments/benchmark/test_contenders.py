@@ -1,4 +1,4 @@
-"""Who runs in a benchmark, and on which images."""
+"""Which contenders run in a benchmark, and on which images."""
 
 import pytest
 import torch

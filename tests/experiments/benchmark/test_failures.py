@@ -82,7 +82,7 @@ def test_an_interrupted_run_keeps_the_batch_sizes_that_were_done(model, clock, t
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"batch_sizes": []}, "at least one of them"),
         ({"batch_sizes": [0]}, r"whole numbers >= 1, at least one of them; got \[0\]"),
@@ -91,8 +91,8 @@ def test_an_interrupted_run_keeps_the_batch_sizes_that_were_done(model, clock, t
         ({"merged": ["magic"]}, "there is no way 'magic' to run a model; choose from packed"),
     ],
 )
-def test_a_mistake_gets_a_message(model, options, told):
-    with pytest.raises(BadOption, match=told):
+def test_a_mistake_gets_a_message(model, options, message):
+    with pytest.raises(BadOption, match=message):
         run(model, **options)
 
 

@@ -97,7 +97,7 @@ def test_a_short_call_is_repeated_until_a_turn_is_long_enough():
 
 
 @pytest.mark.parametrize(("device", "expected"), [("CPU", 2), ("CUDA", None)])
-def test_only_waits_inside_the_forward_pass_are_counted(device, expected):
+def test_only_synchronisations_inside_the_forward_pass_are_counted(device, expected):
     def event(name: str, start: float, end: float, kind: str = "DeviceType.CPU"):
         return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), device_type=kind)
 
@@ -130,7 +130,7 @@ def test_the_stages_of_a_graph_are_told_by_its_kernels():
     ]
     assert stages_of_kernels(seen) == {"decide": 1.5, "merge": 2.0, "others": 4.0, "all": 7.5}
     assert stages_of_kernels(seen[-1:]) == {} == stages_of_kernels([])
-    # Put in place while the product still ran, and waiting for it; then one beside another.
+    # A kernel that starts while the product runs and waits for it; then two that overlap.
     early = [*seen, event("_decide", 5000, 9000), event("_attend", 8600, 9500), event("_match", 9100, 9200)]
     assert stages_of_kernels(early)["decide"] == pytest.approx(1.5 + 0.5 + 0.1)
     assert stages_of_kernels(early)["attention"] == pytest.approx(0.3)
@@ -189,7 +189,7 @@ def test_in_a_round_all_have_the_same_images_and_rounds_go_through_different_one
     assert values[:6] == [image.sum().item() for image in pictures(6).split(1)]
 
 
-def test_everybody_is_warm_before_the_first_turn(model, clock):
+def test_every_contender_is_warm_before_the_first_round(model, clock):
     run(model, rounds=1, unmerged=["eager", "compiled"])
     first = [name for name, _ in clock.log[: 3 * (timing.WARM_UP + 1)]]
     assert Counter(first) == {name: timing.WARM_UP + 1 for name in ("eager", "compiled", "reference")}

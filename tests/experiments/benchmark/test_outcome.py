@@ -122,7 +122,7 @@ def test_random_weights_are_said_to_be_random_and_folders_are_parted(tmp_path, m
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--batch", "x"], "--batch is whole numbers separated by commas, such as 1,8,32; got 'x'"),
         (["--batch", "4,0"], "--batch sizes must be at least 1; got '4,0'"),
@@ -140,10 +140,10 @@ def test_random_weights_are_said_to_be_random_and_folders_are_parted(tmp_path, m
         (["--data", "nowhere"], "nowhere is not a folder"),
     ],
 )
-def test_a_mistake_on_the_command_line_gets_a_message(words, told, tmp_path, monkeypatch):
+def test_a_mistake_on_the_command_line_gets_a_message(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     error = call(*words).exception
-    assert isinstance(error, AdamergeError) and told in str(error)
+    assert isinstance(error, AdamergeError) and message in str(error)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -47,7 +47,7 @@ def folder_call(photos, tmp_path, *words: str):
     )
 
 
-def test_a_folder_without_calibration_images_lends_its_own_and_says_so(photos, tmp_path):
+def test_without_a_calibration_folder_evaluation_images_are_used_and_the_report_says_so(photos, tmp_path):
     (photos / "03" / "b.png").unlink()
     result = folder_call(photos, tmp_path, "--images", "3")
     assert result.exit_code == 0, result.output
@@ -72,7 +72,7 @@ def test_unreadable_files_are_named_at_the_end(photos, tmp_path):
         (["table1", "--pretrained"], "brings its own weights"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_measured(words, message, tmp_path):
+def test_bad_options_are_refused_before_anything_is_measured(words, message, tmp_path):
     with pytest.raises(BadOption, match=message):
         call(*words, "--out", str(tmp_path))
     assert not list(tmp_path.iterdir())

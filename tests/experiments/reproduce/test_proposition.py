@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from benches import tiny
+from tiny_experiment import tiny
 
 from adamerge.experiments.reproduce.proposition import Pairs, draw, losses, section
 

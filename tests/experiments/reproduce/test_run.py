@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from benches import IMAGES, tiny
+from tiny_experiment import IMAGES, tiny
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.experiments.reproduce import PARTS, Experiment, Section, choose, run, table1
@@ -85,11 +85,11 @@ def test_blocks_that_the_model_lacks_are_said_to_be_missing(done):
 
 def test_runs_of_a_deterministic_library_do_not_differ(monkeypatch):
     passes = counted(monkeypatch)
-    bench = tiny(runs=3)
-    (runs,) = bench.repeat({"AdaMerge": bench.calibrated(adamerge(6))}, "runs").values()
+    experiment = tiny(runs=3)
+    (runs,) = experiment.repeat({"AdaMerge": experiment.calibrated(adamerge(6))}, "runs").values()
     assert sum(passes) == IMAGES * (1 + 3), "every run is a run"
     assert all(torch.equal(run.kl, runs[0].kl) for run in runs)
-    row = table1._row(bench, "~15.9G", "AdaMerge", "r_max=6", runs, None)
+    row = table1._row(experiment, "~15.9G", "AdaMerge", "r_max=6", runs, None)
     assert row["top1_std"] == 0
 
 
@@ -161,37 +161,37 @@ def test_a_damaged_result_is_measured_again(tmp_path):
 
 def test_the_unmerged_model_runs_once_for_many_recipes(monkeypatch):
     passes = counted(monkeypatch)
-    bench = tiny()
-    bench.measure({"a": tome(1), "b": tome(2)})
-    bench.measure({"c": tome(3), "again": tome(1)})
+    experiment = tiny()
+    experiment.measure({"a": tome(1), "b": tome(2)})
+    experiment.measure({"c": tome(3), "again": tome(1)})
     assert sum(passes) == IMAGES * (1 + 2 + 1)
-    assert bench.unmerged.kl.abs().max() < 1e-6
+    assert experiment.unmerged.kl.abs().max() < 1e-6
     assert sum(passes) == IMAGES * 4
 
 
 def test_merging_nothing_is_the_unmerged_model():
-    bench = tiny()
-    (outcome,) = bench.measure({"none": none()}).values()
-    assert torch.equal(outcome.top1, bench.unmerged.top1)
+    experiment = tiny()
+    (outcome,) = experiment.measure({"none": none()}).values()
+    assert torch.equal(outcome.top1, experiment.unmerged.top1)
     assert outcome.kl.abs().max() < 1e-5
-    assert outcome.gmacs == bench.full_gmacs
+    assert outcome.gmacs == experiment.full_gmacs
 
 
 def test_an_outcome_says_what_evaluate_says():
     from adamerge.evaluation import evaluate
 
-    bench = tiny()
-    recipe = bench.calibrated(adamerge(6))
-    (outcome,) = bench.measure({"it": recipe}).values()
-    judged = evaluate(bench.model, bench.data, recipe, progress=False)
+    experiment = tiny()
+    recipe = experiment.calibrated(adamerge(6))
+    (outcome,) = experiment.measure({"it": recipe}).values()
+    judged = evaluate(experiment.model, experiment.data, recipe, progress=False)
     assert torch.equal(outcome.top1, judged.top1) and torch.equal(outcome.r, judged.r)
     torch.testing.assert_close(outcome.kl, judged.kl, rtol=1e-3, atol=1e-5)
     assert torch.equal(outcome.paper, judged.cost.paper) and torch.equal(outcome.true, judged.cost.true)
 
 
 def test_calibration_subsets_are_nested_and_of_the_size_asked_for():
-    bench = tiny()
-    seen = [bench.calibrated(adamerge(6), share=share).stats for share in (0.2, 0.4, 1.0)]
+    experiment = tiny()
+    seen = [experiment.calibrated(adamerge(6), share=share).stats for share in (0.2, 0.4, 1.0)]
     assert [stats.images for stats in seen if stats is not None] == [2, 4, 10]
     assert seen[0] != seen[1]
 
@@ -206,17 +206,17 @@ def test_parts_come_in_the_order_of_the_report_and_unknown_ones_are_refused():
 
 
 def test_no_images_are_refused():
-    bench = tiny()
-    bench.data = []
+    experiment = tiny()
+    experiment.data = []
     with pytest.raises(BadImages, match="no images to evaluate on"):
-        bench.measure({"ToMe": tome(1)})
+        experiment.measure({"ToMe": tome(1)})
 
 
 def test_a_report_covers_only_parts_of_the_same_settings(tmp_path, monkeypatch):
     run(["proposition"], tiny(), tmp_path)
     other = tiny()
     other.names["data"] = "other images"
-    monkeypatch.setitem(PARTS, "layers", lambda bench, out: Section("layers", "Layer-wise"))
+    monkeypatch.setitem(PARTS, "layers", lambda experiment, out: Section("layers", "Layer-wise"))
     run(["layers"], other, tmp_path)
     report = (tmp_path / "report.md").read_text()
     assert "Layer-wise" in report and "Proposition" not in report

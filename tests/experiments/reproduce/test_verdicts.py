@@ -1,8 +1,8 @@
-"""A claim holds, does not hold or cannot be told, and nothing else follows from an interval."""
+"""Verdicts on claims: an interval decides only if it lies on one side of the bound."""
 
 import pytest
 import torch
-from benches import interval, outcome
+from tiny_experiment import interval, outcome
 
 from adamerge.core.stats import LayerStats
 from adamerge.experiments.reproduce import table1, table2
@@ -79,7 +79,7 @@ def test_a_verdict_that_cannot_be_given_names_the_sample_size():
 
 
 def test_differences_are_paired():
-    """Two models that are right on the same images differ by nothing, whatever the images are."""
+    """Two models that are right on the same images have a difference of 0 with an interval of width 0."""
     same, apart = differences([(share(200), share(200)), (share(240), share(200))])
     assert (same.mean, same.low, same.high) == (0, 0, 0)
     assert apart.mean == pytest.approx(0.1)

@@ -121,15 +121,15 @@ def _claims(outcomes: dict[str, Outcome]) -> list[Claim]:
     gaps = dict(zip(pairs, differences([(top1[a], top1[b]) for a, b in pairs]), strict=True))
     fewer, more = differences([(merged[FULL], merged[TOME]), (merged[STRONG], merged[ADAPTIVE])])
 
-    def said(text: str, paper: str, pair: tuple[str, str], verdict: Verdict) -> Claim:
+    def claim(text: str, paper: str, pair: tuple[str, str], verdict: Verdict) -> Claim:
         return Claim(text, paper, spell(gaps[pair]), verdict)
 
     together = [gaps[FULL, SALIENCE], gaps[FULL, ADAPTIVE]]
     quality = gaps[STRONG, ADAPTIVE]
     return [
-        said("Salience alone is worse than ToMe", "-0.15", (SALIENCE, TOME), below(gaps[SALIENCE, TOME])),
-        said("Adaptive r alone is worse than ToMe", "-0.48", (ADAPTIVE, TOME), below(gaps[ADAPTIVE, TOME])),
-        said("Full AdaMerge (r_max=14) beats ToMe (r=5)", "+0.33", (FULL, TOME), above(gaps[FULL, TOME])),
+        claim("Salience alone is worse than ToMe", "-0.15", (SALIENCE, TOME), below(gaps[SALIENCE, TOME])),
+        claim("Adaptive r alone is worse than ToMe", "-0.48", (ADAPTIVE, TOME), below(gaps[ADAPTIVE, TOME])),
+        claim("Full AdaMerge (r_max=14) beats ToMe (r=5)", "+0.33", (FULL, TOME), above(gaps[FULL, TOME])),
         judge_all(
             "Full AdaMerge beats each component alone (salience, adaptive r)",
             "+0.48; +0.81",
@@ -144,7 +144,7 @@ def _claims(outcomes: dict[str, Outcome]) -> list[Claim]:
             f"{spell(quality)} points, {spell(more, 1)} merges",
             every([above(quality), at_least(more)]),
         ),
-        said(
+        claim(
             "At the same number of merges, full AdaMerge beats adaptive r alone",
             "+0.51",
             (MATCHED, ADAPTIVE),

@@ -72,7 +72,7 @@ def _mild(e: Means) -> list[Claim]:
         ),
         Claim(
             "Regime 1: shallow layers (blocks 0-1) merge less than the average layer",
-            "said without a figure",
+            "no figure given",
             "; ".join(f"{few:.2f} against {all_:.2f} at r_max={r}" for r, (few, all_) in shallow.items()),
             fact(all(few < all_ for few, all_ in shallow.values())),
         ),

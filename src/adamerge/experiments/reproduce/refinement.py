@@ -71,7 +71,7 @@ def pass_claims(outcomes: dict[int, Outcome], stats: dict[int, LayerStats]) -> l
     return [
         Claim(
             "Two passes reach a stable fixed point (a third changes no layer's mean by 0.001)",
-            "said without a figure",
+            "no figure given",
             f"max Δμ from pass 2 to 3 = {moved:.5f}, from 1 to 2 = {shift(stats[2], stats[1]):.5f}",
             fact(moved < PAPER_SHIFT),
         ),
@@ -123,7 +123,7 @@ def _stability(experiment: Experiment) -> Claim:
     shallow, deep = max(spreads[:third]), max(spreads[-third:])
     return Claim(
         "Shallow layers' statistics are stable across r_max, deep layers' adapt to it",
-        "said without a figure",
+        "no figure given",
         f"μ_l varies by at most {shallow:.4f} in the first third of the layers, {deep:.4f} in the last",
         fact(shallow < deep),
     )
