@@ -1,4 +1,4 @@
-"""Calibration: the layer-wise statistics that an adaptive recipe compares an image with."""
+"""Calibration: measures the statistics of each layer that an adaptive recipe compares images with."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,20 +35,22 @@ def calibrate(
     passes: int = 2,
     progress: bool = True,
 ) -> LayerStats:
-    """Measure the layer-wise redundancy statistics of `model` on `images`; no labels, no training.
+    """Measure the redundancy statistics of each layer of `model` on `images`, without labels and without training.
 
     Args:
-        model: a supported model; it is left as it was found.
+        model: a supported model; it is not changed.
         images: a tensor, or an iterable of image batches or of `(images, labels)`, preprocessed for the model.
-            An iterable is gone through once for each pass.
+            An iterable is iterated once for each pass.
         recipe: the adaptive recipe to calibrate; by default published AdaMerge with `r_max`.
         r_max: shorthand for `recipe=adamerge.methods.adamerge(r_max=r_max)`.
-        how: "iterative" as published: pass 1 measures without merging, pass k with the statistics of pass k - 1.
-            "sequential" is ours: one sweep layer by layer, each measured on tokens that already went through the
-            calibrated merging of the layers before it; self-consistent, so there is nothing to iterate.  By default
-            as published, or sequential for recipes that cut at a threshold, which can be found in no other way.
-        passes: how many passes the iterative way makes; the paper recommends two.
+        how: "iterative" is as published: pass 1 measures without merging, pass k merges with the statistics of pass
+            k - 1.  "sequential" is ours: one sweep, layer by layer.  Each layer is measured on tokens that the
+            calibrated layers before it have merged, so no second pass is needed.  The default is "iterative", and
+            "sequential" for recipes with thresholds, which need it.
+        passes: the number of iterative passes; the paper recommends two.
         progress: show a progress bar.
+
+    Layers at which the recipe cannot merge are not measured: they have mean 0 and standard deviation 0.
     """
     recipe = _adaptive(recipe, r_max)
     how = _way(how, recipe)
@@ -86,6 +88,7 @@ def _way(how: How | None, recipe: Recipe) -> How:
 
 
 def _iterative(host: Host, model: nn.Module, images: Images, recipe: Recipe, passes: int, progress: bool) -> LayerStats:
+    """Pass 1 measures unmerged tokens; pass k measures while merging with the statistics of pass k - 1."""
     install(host, host.container)
     label = "calibrating, pass {} of " + str(passes)
     seen = []
@@ -104,6 +107,7 @@ def _iterative(host: Host, model: nn.Module, images: Images, recipe: Recipe, pas
 
 
 def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, progress: bool) -> LayerStats:
+    """One sweep over all images, layer by layer."""
     install(host, host.container)
     embedded = [_embedded(host, model, batch) for batch in _shown(images, "calibrating, embedding", progress)]
     if not embedded:
@@ -114,7 +118,7 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
 
 
 def _embedded(host: Host, model: nn.Module, batch: Tensor) -> tuple[State, list[HostBlock]]:
-    """The tokens of a batch as they enter the first block, and the blocks with the rotary tables they get."""
+    """The tokens of a batch that enter the first block, and the blocks with their rotary tables."""
     state, tables = embed(host, model, _on(model, batch))
     return state, [HostBlock(view, table) for view, table in zip(host.views, tables, strict=True)]
 
@@ -131,6 +135,6 @@ def _shown(images: Images, label: str, progress: bool) -> Iterator[Tensor]:
 
 
 def _on(model: nn.Module, batch: Tensor) -> Tensor:
-    """The batch where the model is, in the model's dtype."""
+    """The batch on the device and in the dtype of the model."""
     parameter = next(model.parameters())
     return batch.to(parameter.device, parameter.dtype)

@@ -1,8 +1,8 @@
-"""Multiply-accumulates of a model, unmerged or from the token counts of real images, counted two ways.
+"""Costs: the multiply-accumulates (MACs) of a model, unmerged or for given token counts, counted in two ways.
 
-`paper` counts as the paper does: the blocks alone, every block at the number of tokens that enter it.
-`true` counts every matrix product that is executed: patch embedding, head, the two halves of each block at their
-own token counts, and what the decision itself costs (affinity, similarity).
+`paper` is the count of the paper: the blocks only, each at the number of tokens that enter it.
+`true` counts every matrix product that is executed: patch embedding, head, attention and MLP of each block at their
+own token counts, and the products of the decision (affinity, similarity) at layers that may merge.
 """
 
 from dataclasses import dataclass
@@ -23,19 +23,19 @@ from adamerge.patching.probes import PassThrough
 from adamerge.patching.stack import install
 from adamerge.runtime.block_view import BlockShape
 
-# Which of the two counts a cost is read in: also the names of the fields of `Cost`.
+# The names of the two counts, which are also the fields of `Cost`.
 CostCount = Literal["true", "paper"]
 
 
 def check_cost(cost: object) -> None:
-    """Refuse what is not the name of a count."""
+    """Raise BadOption unless `cost` is the name of a count."""
     if cost not in get_args(CostCount):
         raise BadOption(f"cost must be one of {', '.join(get_args(CostCount))}; got {cost!r}")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Multiply-accumulates of each image, in the paper's sense and in the true sense."""
+    """The MACs of each image in both counts."""
 
     paper: Float[Tensor, " b"]
     true: Float[Tensor, " b"]
@@ -43,7 +43,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Meter:
-    """A model's prices: its blocks per token and pair, its embedding per patch, and what follows per image."""
+    """The MACs of a model's parts: of each block, of the embedding per patch, and of the head per image."""
 
     blocks: tuple[BlockShape, ...]
     prefix: int
@@ -52,14 +52,14 @@ class Meter:
     head: int
 
     def unmerged(self) -> Cost:
-        """What the model costs without merging."""
+        """The cost of one image without merging."""
         return self.cost(torch.full((1, len(self.blocks)), self.patches), None)
 
     def cost(self, counts: Real[Tensor, "b l"], recipe: Recipe | None, patches: int | None = None) -> Cost:
-        """What images cost that have `counts` patch tokens left after the merge of each layer.
+        """The cost of images with `counts` patch tokens left after the merge of each layer.
 
-        `patches` is how many they started with, for images of another size than the model's own.  Counts may be means
-        over images: as costs grow faster than counts, that gives a little less than the mean cost.
+        `patches` is their number of patches, for images of another size than the model's own.  Counts may be means
+        over images; this gives a little less than the mean cost, because costs grow faster than counts.
         """
         patches = self.patches if patches is None else patches
         after = counts.double() + self.prefix
@@ -79,8 +79,8 @@ class Meter:
 
 
 def meter(model: nn.Module) -> Meter:
-    """Read a model's prices.  Everything outside the blocks is counted by running it once on a blank image."""
-    # It loads Triton, which nobody needs who only merges.
+    """Count the MACs of a model's parts.  What is outside the blocks is run once on a blank image."""
+    # Imported here because it loads Triton, which merging alone does not need.
     from torch.utils.flop_counter import FlopCounterMode
 
     host = find_host(model)
@@ -88,8 +88,8 @@ def meter(model: nn.Module) -> Meter:
     seen: list[tuple[int, int]] = []
     probe = PassThrough(host, lambda x: seen.append((x.shape[1], counter.get_total_flops())))
     parameter = next(model.parameters())
-    # Fused attention (of a pooling head) is counted as nothing on a CPU; the plain one is a product like others.
-    # The counter's module tracker wants gradients on wherever a parameter is an input.
+    # The counter misses fused attention on a CPU (in a pooling head), so the math backend runs.
+    # The counter's module tracker needs gradients where a parameter is an input of a module.
     with (
         temporarily_patched(model),
         torch.inference_mode(False),
@@ -112,9 +112,9 @@ def meter(model: nn.Module) -> Meter:
 
 
 def _copies_for_autograd(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the parameters and buffers that were made in inference mode, which autograd refuses to work with.
+    """Copies of the parameters and buffers that were made in inference mode: autograd does not accept those.
 
-    The blocks are not in the model while it is metered, so these are few.
+    The blocks are not in the model at that time, so the copies are small.
     """
     tensors = (*module.named_parameters(), *module.named_buffers())
     return {
@@ -125,7 +125,7 @@ def _copies_for_autograd(module: nn.Module) -> dict[str, Tensor]:
 
 
 def cost(model: nn.Module) -> Cost:
-    """What each image of a merged model's last forward pass cost."""
+    """The cost of each image in the last forward pass of a merged model."""
     stack = stack_of(model)
     seen = trace(model)
     return meter(model).cost(seen.counts, stack.recipe, seen.patches)

@@ -1,4 +1,4 @@
-"""The reference road: histories are true, padding is nobody's business, and attention counts what it should."""
+"""The reference backend: histories are right, padding changes no token, and attention counts sizes if asked to."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""How many tokens to merge at a layer."""
+"""Budgets: the rules that say how many tokens merge at a layer."""
 
 import math
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ from adamerge.core.parts import part
 from adamerge.core.stats import LayerStats
 from adamerge.core.types import Counts
 
-# A layer where all calibration images agree has std 0; a tiny one keeps the z-score finite (D9).
+# Used in place of a smaller standard deviation, so that the z-score stays finite (D9).
 SMALLEST_STD = 1e-6
-# More tokens than any image has, and few enough for an integer.
+# More tokens than any image has, and small enough for an integer.
 MOST_TOKENS = 2**31
-# Below every score there is: where a threshold rule wants more links than exist, it gets all of them.
+# Lower than every score.  The threshold of a layer at which all links shall merge, and of idle layers.
 LOWEST_THRESHOLD = -1e9
 
 
 def wanted(r: float | tuple[float, ...], layer: int, name: str = "r") -> float:
-    """The number for a layer, of one for all layers or one for each."""
+    """The number of a layer: `r` itself, or its entry for the layer if `r` has one for each."""
     if not isinstance(r, tuple):
         return r
     if layer >= len(r):
@@ -36,7 +36,7 @@ def wanted(r: float | tuple[float, ...], layer: int, name: str = "r") -> float:
 
 
 def calibrated(stats: LayerStats | None, layer: int) -> LayerStats:
-    """The statistics, if there are any for this layer."""
+    """`stats`, checked: an error if there are none or they do not cover this layer."""
     if stats is None:
         raise BadStats(
             "this recipe adapts to calibrated statistics and has none; make them with "
@@ -63,11 +63,11 @@ class Budget(Protocol):
         ...
 
     def may_merge(self, layer: int, depth: int) -> bool:
-        """Whether any image can merge tokens at `layer` of `depth` layers."""
+        """Whether images may merge tokens at `layer` of `depth` layers; known before any token is read."""
         ...
 
     def fixed_count(self, layer: int, depth: int, patches: int) -> int | None:
-        """The number of merges of every image that has `patches` patch tokens; None if it depends on the image."""
+        """The number of merges asked for in every image of `patches` patch tokens; None if it depends on the image."""
         ...
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
@@ -83,7 +83,7 @@ class Adaptive(Budget, Protocol):
     def stats(self) -> LayerStats | None: ...
 
     def with_stats(self, stats: LayerStats | None) -> "Adaptive":
-        """The same rule with other statistics, or with none: then it only describes what to calibrate."""
+        """The same rule with other statistics.  With None it can only be calibrated."""
         ...
 
     @property
@@ -99,10 +99,10 @@ class Adaptive(Budget, Protocol):
 @part
 @dataclass(frozen=True)
 class Fixed:
-    """The same number of merges for every image: at every layer alike, or one number for each; none in the first
-    `delay` layers.
+    """The same number of merges for every image.
 
-    Fractions are carried over to later layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
+    `r` is one number for all layers, or one for each.  The first `delay` layers merge nothing.  Fractions are carried
+    over to later layers: r = 2.5 merges 2, 3, 2, 3, … tokens, so that any target cost can be met.
     """
 
     r: float | tuple[float, ...]
@@ -140,10 +140,10 @@ class Fixed:
 @part
 @dataclass(frozen=True)
 class ZScore:
-    """`r = floor(r_max * sigmoid(alpha * z / T))`, `z` the layer-wise z-score of this image's redundancy: eq. (4).
+    """`r = floor(r_max * sigmoid(alpha * z / T))`, where `z` is the z-score of the image's redundancy: eq. (4).
 
-    `r_max` is the same for all layers or one number for each; a layer whose number is below 1 never merges.
-    Without `stats` it only describes what to calibrate.
+    `r_max` is one number for all layers, or one for each; a layer whose number is below 1 is idle.  Without `stats`
+    the rule can only be calibrated.
     """
 
     r_max: float | tuple[float, ...]
@@ -195,10 +195,10 @@ class ZScore:
 @part
 @dataclass(frozen=True)
 class Threshold:
-    """Merge every link stronger than the layer's calibrated threshold: as many as the image has.
+    """Merge all links of an image whose value exceeds the calibrated threshold of the layer.
 
-    `r` is how many that should be on average over the calibration images, the same for all layers or one number for
-    each; calibration finds the thresholds.
+    `r` is the mean number of merges over the calibration images: one number for all layers, or one for each.
+    Calibration finds the thresholds.
     """
 
     r: float | tuple[float, ...]
@@ -222,7 +222,7 @@ class Threshold:
         return stats.threshold[layer]
 
     def wanted(self, layer: int) -> float:
-        """How many links should merge at a layer, on average over the calibration images."""
+        """The mean number of merges at a layer over the calibration images."""
         return wanted(self.r, layer)
 
     def may_merge(self, layer: int, depth: int) -> bool:
@@ -239,14 +239,14 @@ class Threshold:
         return True
 
     def threshold(self, links: Sequence[Links], layer: int = 0) -> float:
-        """The value that `r` links per image exceed on average; what is not finite counts as no link."""
+        """The value that `r` links per image exceed on average.  Links with a value that is not finite do not count."""
         images = sum(len(batch.value) for batch in links)
         values = torch.cat([batch.value[batch.source & batch.value.isfinite()].double().cpu() for batch in links])
         rank = round(self.wanted(layer) * images)
         if rank >= len(values):
             return LOWEST_THRESHOLD
         values = values.sort(descending=True).values
-        # Half-way between two values: rounding must not decide about an image that was calibrated on.
+        # The middle of two values, so that rounding does not change the counts of the calibration images.
         return float(values[max(rank - 1, 0) : rank + 1].mean())
 
     def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
@@ -259,7 +259,7 @@ class Threshold:
 @part
 @dataclass(frozen=True)
 class Everything:
-    """Merge all sources: for links that decide by themselves which tokens merge."""
+    """Merge all sources: for matchings that choose the number of merges themselves."""
 
     @property
     def ragged(self) -> bool:
@@ -296,7 +296,7 @@ class Keep:
         return False
 
     def may_merge(self, layer: int, depth: int) -> bool:
-        # Not only at the stages: traces hold the salience of every layer, and costs include it.
+        # True at all layers: traces hold the class attention of layers between the stages too, and costs include it.
         return self.rate < 1
 
     def fixed_count(self, layer: int, depth: int, patches: int) -> int:

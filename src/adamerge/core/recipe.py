@@ -1,4 +1,4 @@
-"""A merging method is a choice of parts."""
+"""Recipes: a merging method as a choice of parts."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from adamerge.core.stats import LayerStats
 from adamerge.core.types import PerToken
 
 SCHEMA = 1
-# What a recipe is called beside weights.
+# The file name of a recipe in a folder of weights.
 NAME = "adamerge.json"
 ADVICE = "Make it with `adamerge tune` or adamerge.save_recipe, or give a recipe such as adamerge.methods.tome(8)."
 
@@ -34,8 +34,18 @@ Linked = tuple[PerToken, Links]
 @part
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Eight answers: where, what matters, who with whom, how many, by which weights, combined how, in which order, and
-    whether attention counts a merged token as often as the patches it stands for."""
+    """A complete description of how to merge.
+
+    Args:
+        site: where in a block the merge is: before the block, or between its attention and its MLP.
+        salience: how much each token matters.
+        links: which token may merge into which, and how strong each link is.
+        budget: how many tokens merge at a layer.
+        weight: the weight of each token in the average.
+        combine: how one token is made of several.
+        order: how the remaining tokens are ordered.
+        proportional_attention: add the log of a token's size to the attention scores of its key.
+    """
 
     site: Site
     salience: Salience
@@ -66,8 +76,10 @@ class Recipe:
         return self.budget.ragged
 
     def may_merge(self, layer: int, depth: int) -> bool:
-        """Whether any image can merge tokens at `layer` of `depth` layers.  Where not, the layer is idle: salience is 1
-        for every token, there are no links, and the redundancy is 0."""
+        """Whether images may merge tokens at `layer` of `depth` layers.
+
+        Where not, the layer is idle: every salience is 1, there are no links, and the redundancy is 0.
+        """
         return self.budget.may_merge(layer, depth)
 
     @property
@@ -98,7 +110,7 @@ class Recipe:
         return replace(self, budget=self.adaptive.with_stats(stats))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recipe with its statistics to a JSON file, whole or not at all."""
+        """Write the recipe with its statistics to a JSON file.  The write is atomic."""
         write_atomically(path, json.dumps({"schema": SCHEMA, "recipe": to_json(self)}, indent=1) + "\n")
 
     @staticmethod

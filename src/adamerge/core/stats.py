@@ -1,4 +1,4 @@
-"""Calibrated statistics: what `calibrate` measures, `stats.json` keeps and an adaptive budget reads."""
+"""Calibrated statistics: `calibrate` measures them, `stats.json` stores them, adaptive budgets read them."""
 
 import json
 import math
@@ -20,11 +20,11 @@ SCHEMA = 1
 @part
 @dataclass(frozen=True)
 class LayerStats:
-    """Mean and standard deviation of the redundancy over the calibration images, one pair per layer; for count rules
-    that cut at a similarity, the thresholds as well.
+    """Mean and standard deviation of the redundancy over the calibration images, for each layer.
 
-    `model` is the fingerprint of the model they belong to, `recipe` the recipe they were measured for (as JSON
-    data); both may be empty for statistics written by hand, which are then only checked for their depth.
+    `threshold` has one threshold for each layer, for budgets that need them.  Idle layers have mean 0, std 0 and the
+    lowest threshold, which are not used.  `model` is the fingerprint of the model and `recipe` the recipe (as JSON
+    data) that were measured.  Both may be empty: such statistics are only checked for their depth.
     """
 
     mean: tuple[float, ...]
@@ -58,11 +58,11 @@ class LayerStats:
 
     @property
     def depth(self) -> int:
-        """How many layers the statistics cover."""
+        """The number of layers."""
         return len(self.mean)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write to JSON, whole or not at all: a killed process leaves the old file or none."""
+        """Write a JSON file.  The write is atomic: a killed process leaves the old file or none."""
         content = {
             "schema": SCHEMA,
             "how": self.how,
@@ -78,7 +78,7 @@ class LayerStats:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "LayerStats":
-        """Read what `save` wrote; anything else is refused with the reason."""
+        """Read a file that `save` wrote; any other file is an error that gives the reason."""
         content = read_json(path, "statistics", "Make them with `adamerge calibrate`.", BadStats)
         if not isinstance(content, dict) or "schema" not in content:
             raise BadStats(f"{path} has no 'schema': it is not a file that `adamerge calibrate` wrote.")
@@ -123,7 +123,10 @@ def _typed(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarise(redundancy: Float[Tensor, "b l"], thresholds: Sequence[float] = ()) -> LayerStats:
-    """Mean and population standard deviation over the images (D13); one broken image must not spoil those of all."""
+    """Mean and population standard deviation over the images (D13).
+
+    Images whose redundancy is not finite at some layer are left out.
+    """
     finite = redundancy[redundancy.isfinite().all(1)]
     if len(finite) == 0:
         raise BadImages("every calibration image gives non-finite features; check the preprocessing and the dtype")

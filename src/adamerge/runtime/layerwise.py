@@ -1,6 +1,6 @@
-"""Runs batches of tokens layer by layer on the reference backend: all batches through one block before the next.
+"""Runs batches layer by layer on the reference backend: all batches go through a block before the next block runs.
 
-The sequential calibration, the tuner's sweep and the passes that merge nothing are this loop.
+Used by calibration, by the tuner's sweep, and by passes that merge nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ class HostBlock:
     tables: Tables = ()
 
 
-# Takes a layer and the links of every batch at it; gives the recipe to merge with at this layer.
+# Takes a layer and the links of every batch at this layer; gives the recipe to merge with there.
 ChooseRecipe = Callable[[int, Sequence[Links]], Recipe]
 
 
 def run_layers(
     states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe, choose: ChooseRecipe | None = None
 ) -> list[State]:
-    """The states after the last block.
+    """Run all blocks with `recipe`; gives the states after the last block.
 
-    `choose` gives the recipe for each layer from the links that `recipe` finds there in all batches.  It may change
-    the budget only.  Without it `recipe` merges at every layer.
+    With `choose`, `recipe` only finds the links of each layer, and `choose` gives the recipe that merges them.  The two
+    recipes may differ in their budgets only.
     """
     states, depth = list(states), len(blocks)
     for layer, block in enumerate(blocks):
@@ -59,9 +59,9 @@ def run_layers(
 
 
 def _before_merge(state: State, view: View, recipe: Recipe, depth: int) -> tuple[State, Heads | None, Linked]:
-    """A batch up to its merge, with its salience and links.
+    """Run a batch up to the merge of a block; gives its state, its heads, and its salience and links.
 
-    Its queries, keys and values are not kept while other batches are measured: who reads them computes them again.
+    The heads are not kept in memory while other batches run: reading them computes them again.
     """
     reached, heads = reference.before_merge(state, view, recipe)
     linked = reference.link(reached, recipe, depth, heads)
@@ -77,10 +77,7 @@ def _side(heads: Callable[[], Heads], name: str) -> Tensor:
 
 
 def measure_unmerged(states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe) -> Float[Tensor, "n l"]:
-    """The redundancy of every image at every layer, by the recipe's links, while no tokens merge.
-
-    Layers at which the recipe cannot merge are not measured: they have redundancy 0.
-    """
+    """The redundancy of every image at every layer by the recipe's links, while nothing merges; 0 at idle layers."""
     unmerged = replace(recipe, budget=Fixed(0))
     states = run_layers(states, blocks, recipe, lambda layer, links: unmerged)
     return torch.cat([torch.stack([step.redundancy for step in state.steps], 1) for state in states])
@@ -89,9 +86,9 @@ def measure_unmerged(states: Sequence[State], blocks: Sequence[HostBlock], recip
 def calibrate_layers(
     states: Sequence[State], blocks: Sequence[HostBlock], recipe: Recipe, done: Callable[[], object] = lambda: None
 ) -> tuple[list[State], LayerStats]:
-    """The states after the last block, and the statistics of an adaptive recipe.
+    """Calibrate an adaptive recipe; gives the states after the last block, and the statistics.
 
-    Each layer is measured on tokens that the calibrated layers before it have merged; `done` is called after each.
+    Each layer is measured on tokens that the calibrated layers before it have merged.  `done` is called after each.
     """
     budget = recipe.adaptive
     if budget is None or not blocks:

@@ -1,4 +1,4 @@
-"""The reference road: every image padded to the longest of its batch, plain torch throughout."""
+"""The reference backend: plain torch, with every image padded to the longest of its batch."""
 
 from dataclasses import dataclass, replace
 
@@ -20,11 +20,11 @@ Tables = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class State:
-    """The tokens of a batch between two layers: prefix first, then patches, then padding.
+    """The tokens of a batch between two layers.
 
-    `size`, `place` and `count` speak of patches alone; `count` is None when no row has padding.
-    `place` is the first original patch each token stands for.
-    `history` says where every original patch went; `steps` is what the layers did so far.
+    `x` holds the prefix tokens, then the patch tokens, then padding.  `size`, `place` and `count` cover patch tokens
+    only: how many patches a token stands for, the first of these patches, and how many tokens an image has (None if no
+    image has padding).  `history` maps every original patch to its token.  `steps` are the traces of the layers so far.
     `tables` are the host's rotary tables, if it has any, with a row for each original patch.
     """
 
@@ -40,13 +40,13 @@ class State:
 
     @property
     def layer(self) -> int:
-        """The layer that comes next."""
+        """The number of the next layer."""
         return len(self.steps)
 
 
 def turn(state: State, view: View, x: Tensor) -> Tensor:
-    """Queries or keys of the patches turned by the places they stand for; those of the prefix as they are."""
-    # Not isinstance: a protocol's check evaluates every property of the view, some of which count parameters.
+    """Queries or keys `x` with the rotary embedding of the patch tokens' places; prefix tokens stay as they are."""
+    # Not isinstance: a check of a protocol reads every property of the view, and some of them count parameters.
     turning = getattr(view, "turn", None)
     if turning is None:
         raise BadOption(
@@ -58,17 +58,17 @@ def turn(state: State, view: View, x: Tensor) -> Tensor:
 
 
 def at_places(table: Tensor, place: Slots) -> Tensor:
-    """The rows of a table, `(patches, k)` or `(heads, patches, k)`, at tokens' places: `(b, n, heads or 1, k)`."""
+    """The rows at `place` of a table, `(patches, k)` or `(heads, patches, k)`: `(b, n, heads or 1, k)`."""
     rows = table[..., place, :]
     return rows.movedim(0, 2) if table.dim() == 3 else rows[:, :, None]
 
 
 def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
-    """A batch as it enters the first block."""
+    """The state of a batch that enters the first block."""
     b, n = x.shape[0], x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
-    everyone = keep_all(b, n, x.device)
-    return State(x, size, everyone.slot, prefix, class_token, everyone)
+    unmerged = keep_all(b, n, x.device)
+    return State(x, size, unmerged.slot, prefix, class_token, unmerged)
 
 
 def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
@@ -91,13 +91,13 @@ def after_merge(state: State, view: View, recipe: Recipe) -> State:
 
 
 def link(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -> Linked:
-    """The salience and the links that a merge would be decided by."""
+    """The salience and the links of the tokens that are about to be merged."""
     with torch.autocast(state.x.device.type, enabled=False):
         return recipe.link(build_evidence(state, depth, heads))
 
 
 def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
-    """The first half of a block."""
+    """The attention half of a block, and its queries, keys and values."""
     with stage("qkv"):
         query, key, value = view.qkv(state.x)
         if state.tables:
@@ -110,9 +110,9 @@ def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
 
 
 def finish(state: State) -> AllTokens:
-    """The tokens in the host's own shape: every patch gets a copy of the token it became part of.
+    """The tokens in the host's shape: every patch gets a copy of the token that it is part of.
 
-    So the host's pooling, of whatever kind, weighs a merged token by its size, and no padding leaves the runtime.
+    So the host's pooling weighs a merged token by its size, and no padding reaches the host.
     """
     if state.history.is_identity:
         return state.x
@@ -121,7 +121,7 @@ def finish(state: State) -> AllTokens:
 
 
 def build_evidence(state: State, depth: int, heads: Heads | None = None) -> Evidence:
-    """What a recipe may see of the tokens that are about to be merged."""
+    """What a recipe may read of the tokens that are about to be merged."""
     return Evidence(
         raw=state.x[:, state.prefix :],
         size=state.size,
@@ -137,9 +137,9 @@ def build_evidence(state: State, depth: int, heads: Heads | None = None) -> Evid
 
 
 def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None, linked: Linked | None = None) -> State:
-    """Decide one merge, by the salience and links of `link` if they are given, and carry it out."""
+    """Decide one merge and carry it out; `linked` is the result of `link`, if it was called before."""
     evidence = build_evidence(state, depth, heads)
-    # Autocast would take the decision's products back to half precision, where they overflow (D1).
+    # Without autocast, which would compute the products of the decision in half precision, where they overflow (D1).
     with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
         decision = recipe.decide(evidence, linked)
     plan, x, size, place = decision.plan, state.x, state.size, state.place
@@ -154,9 +154,9 @@ def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None, 
 
 
 def bias(state: State, proportional: bool) -> Tensor | None:
-    """What is added to the attention scores of every key: nothing for padding to see, and log size when proportional.
+    """What is added to the attention scores of each key, `(b, 1, 1, tokens)`: -inf for padding, log size if wanted.
 
-    None while it would be all zeros, so that the host's own fused attention runs.
+    None if it would be all zeros, so that the host's own fused attention can run.
     """
     prefix, n = state.prefix, state.x.shape[1] - state.prefix
     proportional = proportional and not state.history.is_identity
@@ -164,7 +164,7 @@ def bias(state: State, proportional: bool) -> Tensor | None:
         return None
     extra = torch.zeros_like(state.size)
     if proportional:
-        # Padding has size 0; its log is -inf as it should be, but its gradient is not a number.
+        # Padding has size 0: its log is -inf, which is right, but its gradient is NaN.
         extra = state.size.clamp_min(1).log()
     if state.count is not None:
         extra = extra.masked_fill(torch.arange(n, device=extra.device) >= state.count[:, None], float("-inf"))
@@ -172,7 +172,7 @@ def bias(state: State, proportional: bool) -> Tensor | None:
 
 
 def attend(view: View, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention the way the host does it, `(b, tokens, heads, k)` in and out."""
+    """Attention as the host computes it; all tensors are `(b, tokens, heads, k)`."""
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if view.fused:
         out = scaled_dot_product_attention(query, key, value, bias, dropout_p=view.dropout, scale=view.scale)
