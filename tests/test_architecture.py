@@ -309,11 +309,9 @@ def parameters(node: ast.FunctionDef) -> list[str]:
     return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
 
 
-def lines_of(name: str, node: ast.FunctionDef) -> int:
-    """How long a function is; of a public one, whose signature and docstring are its manual, the code alone."""
-    code = node.body[1:] if ast.get_docstring(node) and name in PUBLIC else node.body
-    begin = code[0].lineno if name in PUBLIC and code else node.lineno
-    return (node.end_lineno or 0) - begin + 1
+def lines_of(node: ast.FunctionDef) -> int:
+    """How long a function is, with its signature and its docstring."""
+    return (node.end_lineno or 0) - node.lineno + 1
 
 
 def test_public_functions_are_found():
@@ -329,10 +327,10 @@ def test_public_functions_are_found():
 def test_functions_are_short():
     """Kernels aside: what Triton compiles as one cannot always be divided."""
     long = {
-        name: lines_of(name, node)
+        name: lines_of(node)
         for module in MODULES
         for name, node in functions(module)
-        if not is_kernel(node) and lines_of(name, node) > LONGEST_FUNCTION
+        if not is_kernel(node) and lines_of(node) > LONGEST_FUNCTION
     }
     assert long == {}, "divide it"
 

@@ -122,8 +122,8 @@ def test_every_room_has_a_row():
 
 @pytest.mark.parametrize("thing", ["paper", "host", "kernel", "count of costs", "figure", "command", "data", "test"])
 def test_the_page_says_where_a_new_thing_goes(thing):
-    (row,) = re.findall(rf"^\| {thing}[^|]*\| (.*)$", section("Where does a new … go?"), re.MULTILINE)
-    assert re.search(r"`(?:src|tests)/", row), row
+    rows = re.findall(rf"^\| {thing}[^|]*\| (.*)$", section("Where does a new … go?"), re.MULTILINE)
+    assert rows and all(re.search(r"`(?:src|tests)/", row) for row in rows), rows
 
 
 def test_no_term_of_the_glossary_is_explained_twice():
