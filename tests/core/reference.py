@@ -1,6 +1,6 @@
-"""AdaMerge's merge step once more: one image, loops over tokens, nothing but the paper's equations.
+"""AdaMerge's merge step a second time: one image, loops over tokens, only the paper's equations.
 
-Written from the paper (section 1 of the reading notes), never from `adamerge`; Python floats are float64.
+Written from the paper, independently of `adamerge`; Python floats are float64.
 """
 
 import math

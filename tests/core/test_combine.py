@@ -1,4 +1,4 @@
-"""A merged token has the direction of the mean, and the length that the part promises."""
+"""A merged token has the direction of the mean and the norm that its combine part defines."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""A lazy field of a dataclass is computed once, when it is first read, and is an ordinary field otherwise."""
+"""A lazy field is computed once, when first read; in all else it is a field like any other."""
 
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 

@@ -1,4 +1,4 @@
-"""Every source finds the most similar token of the other side, whoever else is in the batch."""
+"""Every source is linked to the most similar target, whatever else is in the batch."""
 
 import pytest
 import reference
@@ -34,14 +34,14 @@ def test_the_published_split_is_the_first_half_and_the_rest():
     assert sides_of(Sequential(), 1) == ([], [0])
 
 
-def test_the_alternating_split_takes_turns_and_starts_with_a_source():
+def test_the_alternating_split_starts_with_a_source():
     assert sides_of(Alternating(), 6) == ([0, 2, 4], [1, 3, 5])
     assert sides_of(Alternating(), 7) == ([0, 2, 4, 6], [1, 3, 5])
     assert sides_of(Alternating(), 1)[0] == []
 
 
 @pytest.mark.parametrize("prefix", [0, 1, 2, 5])
-def test_tomes_split_counts_the_prefix_when_it_takes_turns(prefix):
+def test_the_split_of_tome_counts_the_prefix_tokens(prefix):
     """Token 0, prefix included, is even; even tokens are sources."""
     sources, targets = sides_of(Alternating(from_prefix=True), 7, prefix)
     assert sources == [i for i in range(7) if (i + prefix) % 2 == 0]
@@ -51,7 +51,7 @@ def test_tomes_split_counts_the_prefix_when_it_takes_turns(prefix):
 @pytest.mark.parametrize("split", [Sequential(), Alternating(), Alternating(from_prefix=True)], ids=str)
 @pytest.mark.parametrize("prefix", [0, 1, 2])
 @given(counts=st.lists(st.integers(1, 12), min_size=1, max_size=4))
-def test_the_two_sides_share_out_the_tokens_of_every_image(split, prefix, counts):
+def test_every_token_of_an_image_is_on_exactly_one_side(split, prefix, counts):
     n = max(counts)
     sides = split(seen(torch.zeros(len(counts), n, 2), count=torch.tensor(counts), prefix=prefix))
     for image, count in enumerate(counts):
@@ -67,7 +67,7 @@ def test_the_two_sides_share_out_the_tokens_of_every_image(split, prefix, counts
 @pytest.mark.parametrize("split", [Sequential(), Alternating(), Alternating(from_prefix=True)], ids=str)
 @pytest.mark.parametrize("prefix", [0, 1])
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
-def test_the_price_of_matching_is_the_number_of_pairs_compared(split, prefix, n):
+def test_the_cost_of_matching_is_the_number_of_pairs_compared(split, prefix, n):
     sources, targets = sides_of(split, n, prefix)
     assert split.pairs(torch.tensor(n)).item() == len(sources) * len(targets)
     at = Widths(dim=10, heads=2, key_dim=3, prefix=prefix)
@@ -105,7 +105,7 @@ def test_salience_never_changes_the_partner(split, direction, n, seed):
     assert torch.equal(plain.source, weighed.source)
 
 
-def test_the_three_directions_scale_the_similarity_as_they_say():
+def test_the_three_directions_scale_the_similarity_by_their_formulas():
     similarity, salience = torch.tensor([[0.5, -0.5, 1.0]]), torch.tensor([[0.0, 0.25, 1.0]])
     assert SalientFirst()(similarity, salience).tolist() == [[0.0, -0.125, 1.0]]
     assert SalientLast()(similarity, salience).tolist() == [[0.5, -0.375, 0.0]]
@@ -156,7 +156,7 @@ def test_equally_similar_partners_go_to_the_lower_position():
     assert linked(orthogonal, "sequential", "off").partner[0, :2].tolist() == [2, 2]
 
 
-def test_a_token_of_zeros_is_like_nobody_and_breaks_nothing():
+def test_a_token_of_zeros_has_similarity_zero_to_all_tokens():
     x = formula(1)
     x[0, 0] = 0
     links = linked(x, "sequential", "off")
@@ -164,7 +164,7 @@ def test_a_token_of_zeros_is_like_nobody_and_breaks_nothing():
     assert links.value.isfinite().all()
 
 
-def test_a_lone_token_has_nobody_to_merge_with():
+def test_the_only_token_of_an_image_is_no_source():
     for split in SPLITS:
         links = linked(noise(2, 1, 3, seed=0), split)
         assert not links.source.any() and links.most == 0

@@ -1,4 +1,4 @@
-"""Parts are known by their class names; the class of a notebook cell that is run again replaces its older self."""
+"""Parts are known by their class names; a class that a notebook cell defines again replaces the older one."""
 
 import textwrap
 from collections.abc import Iterator

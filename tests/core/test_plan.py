@@ -1,4 +1,4 @@
-"""Plans merge by weighted mean, leave lone tokens alone, and chain."""
+"""Plans merge by weighted mean, keep a token alone in its slot unchanged, and can be chained."""
 
 import math
 
@@ -56,7 +56,7 @@ def test_folding_is_the_weighted_mean_written_as_a_loop(plan, seed):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @given(plan=plans(), seed=seeds)
-def test_a_lone_token_comes_back_bit_for_bit(dtype, plan, seed):
+def test_a_token_alone_in_its_slot_stays_bit_identical(dtype, plan, seed):
     """D7: whatever its weight, also 0, and with the sign of zero."""
     x = noise(*plan.slot.shape, 4, seed=seed, dtype=dtype)
     x[..., 0], x[..., 1] = -0.0, torch.finfo(dtype).smallest_normal / 2
@@ -72,14 +72,14 @@ def test_a_lone_token_comes_back_bit_for_bit(dtype, plan, seed):
 
 @pytest.mark.parametrize("weight", [0.0, 1e-45, float("inf"), float("nan")])
 def test_a_plan_that_keeps_all_changes_no_bit_whatever_the_weight(weight):
-    """A broken image has no salience; its tokens must come out as they are all the same (D7)."""
+    """Weights can be NaN where an image has NaN tokens; its tokens must stay as they are (D7)."""
     x = torch.tensor([[[-0.0, 1e-40, float("inf")], [3.0, float("nan"), -2.0]]])
     y = fold(x, keep_all(1, 2, x.device), torch.full((1, 2), weight))
     assert torch.equal(y.view(torch.int32), x.view(torch.int32))
 
 
 @pytest.mark.parametrize("garbage", [7.0, float("inf"), float("nan")])
-def test_what_stands_in_the_padding_never_reaches_a_token(garbage):
+def test_values_in_padding_change_no_token(garbage):
     """Padding has slot -1; neither its value nor the sign of 0 times it may leak into slot 0."""
     x = torch.tensor([[[-0.0, 2.0], [4.0, -0.0], [garbage, garbage]]])
     plan = Plan(torch.tensor([[0, 1, -1]]), torch.tensor([2]), 2)
@@ -89,7 +89,7 @@ def test_what_stands_in_the_padding_never_reaches_a_token(garbage):
 
 
 @given(plan=plans(), seed=seeds)
-def test_a_group_of_weight_zero_is_averaged_plainly(plan, seed):
+def test_a_slot_whose_weights_are_all_zero_is_averaged_with_equal_weights(plan, seed):
     """D6."""
     x = noise(*plan.slot.shape, 3, seed=seed)
     y = fold(x, plan, torch.zeros(plan.slot.shape, dtype=x.dtype))
@@ -98,7 +98,7 @@ def test_a_group_of_weight_zero_is_averaged_plainly(plan, seed):
             torch.testing.assert_close(y[image, slot], x[image, members(plan, image, slot)].mean(0))
 
 
-def test_weight_zero_in_company_is_pruning():
+def test_a_token_of_weight_zero_that_shares_its_slot_is_dropped():
     x = torch.tensor([[[1.0], [100.0], [3.0]]])
     plan = Plan(torch.tensor([[0, 0, 0]]), torch.tensor([1]), 1)
     assert fold(x, plan, torch.tensor([[1.0, 0.0, 1.0]])).tolist() == [[[2.0]]]
@@ -131,7 +131,7 @@ def test_folding_what_was_unfolded_changes_nothing(plan, seed):
 
 
 @given(plan=plans(), seed=seeds)
-def test_unfolding_gives_every_token_the_one_it_became_part_of(plan, seed):
+def test_unfolding_gives_every_token_the_one_it_was_merged_into(plan, seed):
     y = noise(len(plan.slot), plan.width, 3, seed=seed)
     out = unfold(y, plan)
     for image, row in enumerate(plan.slot.tolist()):
@@ -140,7 +140,7 @@ def test_unfolding_gives_every_token_the_one_it_became_part_of(plan, seed):
 
 
 @given(chain=chains(), seed=seeds)
-def test_plans_chain_into_the_plan_that_goes_all_the_way(chain, seed):
+def test_chained_plans_are_one_plan_from_first_to_last(chain, seed):
     first, second, third = chain
     whole = first.then(second)
     for image, row in enumerate(first.slot.tolist()):
@@ -161,7 +161,7 @@ def test_folding_twice_by_size_is_folding_once_by_the_chain(chain, seed):
 
 
 @given(data=st.data())
-def test_a_chain_leaves_every_slot_up_to_the_count_taken_and_no_other(data):
+def test_a_chain_of_plans_uses_the_slots_below_the_count_and_no_other(data):
     first = data.draw(plans())
     second = after(first, data.draw)
     whole = first.then(second)
@@ -170,7 +170,7 @@ def test_a_chain_leaves_every_slot_up_to_the_count_taken_and_no_other(data):
 
 
 @given(plan=plans(), prefix=st.integers(0, 3), seed=seeds)
-def test_prefix_tokens_go_in_front_and_pass_untouched(plan, prefix, seed):
+def test_prefix_tokens_come_first_and_stay_unchanged(plan, prefix, seed):
     x, weight = noise(len(plan.slot), prefix + plan.slot.shape[1], 2, seed=seed), weights(plan, seed)
     shifted = plan.after_prefix(prefix)
     ones = torch.ones(len(weight), prefix, dtype=weight.dtype)

@@ -1,4 +1,4 @@
-"""What protects a token: its share of attention, and a score that weighs distance by it."""
+"""The parts of the preset: the share of attention as salience, and a score that multiplies it with the distance."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_without_strength_the_order_is_that_of_similarity(seed):
 
 
 @given(similarity=st.floats(-1, 0.99), low=st.floats(0.01, 5), more=st.floats(0.01, 5), strength=st.floats(0.1, 2))
-def test_whoever_matters_more_merges_later_and_whoever_is_nearer_sooner(similarity, low, more, strength):
+def test_salient_tokens_merge_later_and_similar_ones_sooner(similarity, low, more, strength):
     score = Protect(strength)
     at = torch.tensor([[similarity, similarity]], dtype=torch.float64)
     value = score(at, torch.tensor([[low, low + more]], dtype=torch.float64))
@@ -94,7 +94,7 @@ def test_whoever_matters_more_merges_later_and_whoever_is_nearer_sooner(similari
     assert nearer[0, 1] > nearer[0, 0]
 
 
-def test_a_token_nobody_looks_at_goes_first_and_a_copy_is_free():
+def test_an_unattended_token_merges_first_and_a_duplicate_has_score_zero():
     value = Protect(0.5)(torch.tensor([[0.9, -0.9, 1.0]]), torch.tensor([[1.0, 0.0, 9.0]]))
     assert value[0].tolist() == pytest.approx([-0.1, 0.0, 0.0])
 

@@ -1,4 +1,4 @@
-"""A recipe decides as the paper says, whatever its options, and is the same after a trip through JSON."""
+"""A recipe decides as the paper's equations do, with all options, and is the same when read back from JSON."""
 
 import itertools
 import json
@@ -82,8 +82,8 @@ def test_a_whole_merge_step_is_the_papers_written_as_loops(options, n, d, r, r_m
 @pytest.mark.parametrize("affinity", AFFINITIES)
 @settings(max_examples=6)
 @given(counts=st.lists(st.integers(3, 9), min_size=2, max_size=4), seed=seeds)
-def test_an_image_gets_the_same_merge_alone_and_padded_among_others(split, direction, affinity, counts, seed):
-    """D14, with rubbish in the padding."""
+def test_an_image_gets_the_same_merge_alone_and_padded_in_a_batch(split, direction, affinity, counts, seed):
+    """D14, with arbitrary values in the padding."""
     n = max(counts)
     recipe = adamerge(6.0, STATS, split=split, direction=direction, affinity=affinity, averaging="salience_size")
     images = [noise(1, c, 4, seed=seed + k) for k, c in enumerate(counts)]
@@ -334,8 +334,8 @@ def test_an_ablation_is_one_replace_away():
     assert replace(tome(4), budget=ZScore(8.0, STATS)).stats == STATS
 
 
-def test_a_layer_that_merges_nothing_looks_at_nothing():
-    """No keys, no salience, no cost: parts that would fail here are not asked."""
+def test_a_layer_that_merges_nothing_calls_no_part():
+    """Parts that would fail without heads are not called."""
     late = replace(tome(3), budget=Fixed(3, delay=1))
     evidence = seen(noise(2, 6, 4, seed=0))
     assert [late.may_merge(layer, 2) for layer in range(2)] == [False, True]

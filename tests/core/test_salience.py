@@ -1,4 +1,4 @@
-"""Salience lies in [0, 1], knows no padding and agrees with the paper's equation."""
+"""Salience is in [0, 1], does not depend on padding and is the paper's equation."""
 
 import pytest
 import reference
@@ -52,7 +52,7 @@ def test_two_tokens_of_equal_affinity_matter_the_same():
     assert s.tolist() == [[1.0, 1.0]] * 20
 
 
-def test_a_lone_token_matters():
+def test_the_only_token_of_an_image_has_salience_one():
     assert Centrality()(seen(noise(2, 1, 4, seed=0))).tolist() == [[1.0], [1.0]]
 
 
@@ -92,14 +92,14 @@ def test_salience_follows_the_tokens_when_they_change_places(n, seed):
     torch.testing.assert_close(Centrality()(seen(x[:, turn])), Centrality()(seen(x))[:, turn])
 
 
-def test_spreading_keeps_the_order_and_gives_padding_nothing():
+def test_min_max_scaling_keeps_the_order_and_gives_padding_zero():
     s = torch.tensor([[3.0, 1.0, 2.0, 99.0]])
     valid = torch.tensor([[True, True, True, False]])
     assert min_max_scale(s, valid).tolist() == [[1.0, 0.0, 0.5, 0.0]]
     assert min_max_scale(s[:, :3]).tolist() == [[1.0, 0.0, 0.5]]
 
 
-def test_equal_values_spread_to_one_with_a_gradient_that_is_finite():
+def test_equal_values_are_scaled_to_one_with_a_finite_gradient():
     s = torch.ones(1, 3, requires_grad=True)
     out = min_max_scale(s)
     out.sum().backward()
@@ -107,7 +107,7 @@ def test_equal_values_spread_to_one_with_a_gradient_that_is_finite():
     assert s.grad is not None and s.grad.isfinite().all()
 
 
-def test_an_image_that_is_not_a_number_spoils_no_other():
+def test_an_image_with_nan_tokens_changes_no_other_image():
     x = noise(3, 6, 4, seed=0)
     alone = Centrality()(seen(x[[0, 2]]))
     x[1, 2, 1] = float("nan")

@@ -1,4 +1,4 @@
-"""The strongest links merge, never more than there are; ties and orders are settled the same way every time."""
+"""The strongest links merge, never more than an image has; ties and orders are deterministic."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_a_number_for_all_and_the_same_number_for_each_agree(split, direction, o
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("order", ["kept", "sources_first"])
 @given(counts=st.lists(st.integers(1, 10), min_size=2, max_size=3), r=st.integers(0, 8), seed=seeds)
-def test_an_image_gets_the_same_plan_alone_and_padded_among_others(split, order, counts, r, seed):
+def test_an_image_gets_the_same_plan_alone_and_padded_in_a_batch(split, order, counts, r, seed):
     n = max(counts)
     images = [noise(1, c, 3, seed=seed + k) for k, c in enumerate(counts)]
     singles = [linked(x, split) for x in images]
@@ -79,14 +79,14 @@ def test_an_image_gets_the_same_plan_alone_and_padded_among_others(split, order,
 
 @pytest.mark.parametrize("order", ["kept", "sources_first"])
 @pytest.mark.parametrize("zeros", [0, torch.tensor([0])], ids=["for all", "for each"])
-def test_a_plan_that_calls_itself_the_identity_moves_nobody(order, zeros):
+def test_a_plan_that_is_identity_keeps_every_token_in_place(order, zeros):
     plan = select(linked(formula(1), "alternating"), zeros, None, order)
     assert plan.is_identity
     assert plan.slot.tolist() == [list(range(9))]
 
 
 @pytest.mark.parametrize("order", ["kept", "sources_first"])
-def test_an_image_that_merges_nothing_lines_up_the_same_alone_and_among_others(order):
+def test_an_image_that_merges_nothing_keeps_its_order_alone_and_in_a_batch(order):
     """D14: the next split is taken in this order."""
     links = linked(formula(2), "alternating")
     alone = select(linked(formula(2)[:1], "alternating"), torch.tensor([0]), None, order)
@@ -96,7 +96,7 @@ def test_an_image_that_merges_nothing_lines_up_the_same_alone_and_among_others(o
     assert torch.equal(fold(x, among, torch.ones(2, 9, dtype=x.dtype))[:1], lone)
 
 
-def test_the_strongest_links_go_first_and_survivors_keep_their_order():
+def test_the_strongest_links_merge_first_and_other_tokens_keep_their_order():
     """D8."""
     links = some_links([0.1, 0.9, 0.5, 0, 0, 0], [3, 5, 3, 3, 4, 5], [True, True, True, False, False, False])
     assert select(links, 1).slot.tolist() == [[0, 4, 1, 2, 3, 4]]
@@ -104,7 +104,7 @@ def test_the_strongest_links_go_first_and_survivors_keep_their_order():
     assert select(links, 3).slot.tolist() == [[0, 2, 0, 0, 1, 2]]
 
 
-def test_tomes_order_puts_the_sources_that_stay_before_the_rest():
+def test_the_order_of_tome_puts_unmerged_sources_first():
     links = some_links(
         [0, 0.1, 0, 0.9, 0, 0.5, 0], [0, 2, 2, 4, 4, 0, 6], [False, True, False, True, False, True, False]
     )

@@ -1,4 +1,4 @@
-"""Statistics survive the way to disk and back, whole or not at all; anything else is refused with the reason."""
+"""Statistics are read back as they were saved; damaged files are refused with the reason."""
 
 import json
 import os
@@ -94,8 +94,8 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert os.listdir(tmp_path) == ["stats.json"]
 
 
-def test_a_text_is_in_place_only_when_it_is_whole(tmp_path, monkeypatch):
-    """Whoever reads while we write must see the old content: the target is touched by one rename alone."""
+def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path, monkeypatch):
+    """A reader sees the old content during the write: the file changes by a single rename."""
     path, seen = tmp_path / "a.txt", []
     path.write_text("old")
     rename = os.replace

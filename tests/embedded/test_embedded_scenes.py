@@ -141,7 +141,7 @@ def test_difficulty_shrinks_the_objects() -> None:
     assert hard < 0.8 * easy
 
 
-def test_three_known_images_look_as_they_always_did() -> None:
+def test_three_known_images_are_unchanged() -> None:
     drawn = scenes(0, 3)
     assert drawn.labels.tolist() == GOLDEN_LABELS
     coarse = torch.nn.functional.avg_pool2d(drawn.images.mean(dim=1, keepdim=True), 56).flatten(1) * 16.0

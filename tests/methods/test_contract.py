@@ -1,4 +1,4 @@
-"""One contract for every method: what any way of merging must keep, whatever it decides."""
+"""What must hold for every method."""
 
 import pytest
 import timm
@@ -52,7 +52,7 @@ def ready(name: str, options: dict, model, images) -> Recipe:
     return recipe
 
 
-def test_every_method_is_under_contract():
+def test_every_method_is_tested_here():
     assert set(STRONG) == set(METHODS)
 
 

@@ -1,4 +1,4 @@
-"""A trace tells what became of every patch."""
+"""A trace has the counts, slots and salience of every image and layer."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_counts_and_merges_are_kept_for_every_image_and_layer():
     assert trace().redundancy.tolist() == [[0.5, 0.75], [0.25, 1.0]]
 
 
-def test_slots_lead_from_the_first_patches_to_the_tokens_after_a_layer():
+def test_slots_map_original_patches_to_the_tokens_after_a_layer():
     assert trace().slots(0).tolist() == [[0, 1, 2, 1], [0, 0, 1, 1]]
     assert trace().slots(1).tolist() == trace().slots().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0]]
     assert trace().slots(-2).tolist() == trace().slots(0).tolist()

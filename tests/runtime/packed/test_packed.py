@@ -28,7 +28,7 @@ MORE: dict[str, Recipe] = {"tofu": tofu(2), "ats": ats(9), "preset": protect(r=2
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_same_plans_same_outputs(family, recipe):
+def test_plans_and_outputs_are_those_of_the_reference(family, recipe):
     model, images = build(family), pictures(4)
     chosen = RECIPES[recipe](model, images)
     with torch.inference_mode():
@@ -44,7 +44,7 @@ def test_same_plans_same_outputs(family, recipe):
 
 @pytest.mark.parametrize("recipe", MORE)
 @pytest.mark.parametrize("family", ["vit", "dinov2_registers"])
-def test_whatever_makes_one_token_of_several_gets_its_rows(family, recipe):
+def test_every_combine_part_gives_the_results_of_the_reference(family, recipe):
     model, images, chosen = build(family), pictures(4), MORE[recipe]
     if recipe == "preset":
         chosen = chosen.with_stats(adamerge.calibrate(model, images, chosen, progress=False))
@@ -123,14 +123,14 @@ def test_attention_stays_within_an_image_however_it_is_computed(lengths, biased,
 
 
 @given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))
-def test_stripping_undoes_padding(counts, prefix):
+def test_unpad_undoes_pad(counts, prefix):
     where = replace(ragged_layout(counts, prefix, CPU), prefix=0)
     rows = torch.arange(2 * where.total).view(-1, 2)
     assert torch.equal(unpad(pad(rows, where, where.longest, -1), token_index(where)), rows)
 
 
 @given(some.lists(some.integers(0, 9), min_size=1, max_size=5), some.integers(0, 3))
-def test_padding_finds_every_patch_and_no_prefix(counts, prefix):
+def test_pad_copies_every_patch_and_no_prefix_token(counts, prefix):
     where = ragged_layout(counts, prefix, CPU)
     assert where.total == sum(counts) + prefix * len(counts) and where.longest == max(counts) + prefix
     assert where.patches.tolist() == counts and where.uniform == (len(set(counts)) == 1)
@@ -140,12 +140,12 @@ def test_padding_finds_every_patch_and_no_prefix(counts, prefix):
         assert rows[image].tolist() == [*range(begin, begin + count), *[-1] * (where.most - count)]
 
 
-def test_there_is_room_for_every_token_and_little_more():
+def test_rows_are_rounded_up_by_few_and_take_few_values():
     found = {total: round_up_rows(total) for total in range(20_000)}
     assert all(0 <= rows - total <= max(7, total / 50) for total, rows in found.items())
-    # oneDNN keeps 1,024 products ready; a block has four of them.
+    # oneDNN caches 1,024 compiled products; a block needs four for each number of rows.
     assert len({rows for total, rows in found.items() if total <= 1576}) <= 170
 
 
-def test_even_images_are_a_special_case():
+def test_a_uniform_layout_equals_the_ragged_layout_of_equal_counts():
     assert torch.equal(uniform_layout(3, 5, 1, CPU).offsets, ragged_layout([4, 4, 4], 1, CPU).offsets)
