@@ -1,4 +1,4 @@
-"""Do both roads choose alike?  The packed one beside the reference, in float32 and in half precision.
+"""Does `runtime="packed"` choose the same merges as the reference, in float32 and in half precision?
 
 Choices of an image are a matter of rounding where the reference itself chooses otherwise in float64, or when every
 pixel is moved by a few roundings; such images are ties and counted apart.  Writes benchmarks/results/parity-MODEL.csv.
@@ -106,7 +106,7 @@ def compared(model: nn.Module, recipe: Recipe, images: Tensor) -> dict[str, Any]
     for _ in range(MOVES):
         moved = images * (1 + MOVE * torch.randn(images.shape, generator=generator, device=images.device))
         tied |= ~full.same_slots(run(model, recipe, "reference", moved))
-    half, packed_half = (run(model, recipe, road, images, torch.bfloat16) for road in ("reference", "packed"))
+    half, packed_half = (run(model, recipe, runtime, images, torch.bfloat16) for runtime in ("reference", "packed"))
     alone = [run(model, recipe, "packed", images[i : i + 1]) for i in range(min(ALONE, len(images)))]
     among = packed.trace.counts[: len(alone)]
     same = packed.same_slots(full)
@@ -124,9 +124,11 @@ def compared(model: nn.Module, recipe: Recipe, images: Tensor) -> dict[str, Any]
     }
 
 
-def run(model: nn.Module, recipe: Recipe, road: Runtime, images: Tensor, dtype: torch.dtype = torch.float32) -> Outcome:
+def run(
+    model: nn.Module, recipe: Recipe, runtime: Runtime, images: Tensor, dtype: torch.dtype = torch.float32
+) -> Outcome:
     """A copy of the model with the recipe, on all images."""
-    merged = adamerge.apply(copy.deepcopy(model).to(dtype), recipe, road)
+    merged = adamerge.apply(copy.deepcopy(model).to(dtype), recipe, runtime)
     logits, traces = [], []
     with torch.inference_mode():
         for batch in images.split(BATCH):

@@ -12,10 +12,10 @@ from timm.layers.attention import Attention
 from torch import nn
 
 import adamerge
-from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge as published
 from adamerge.methods import none, tome
+from adamerge.patching.apply import stack_of
 
 FLAT = LayerStats((0.3,) * DEPTH, (0.1,) * DEPTH)
 
@@ -109,12 +109,12 @@ def test_an_image_gets_the_same_result_alone_and_among_strangers(case):
         torch.testing.assert_close(alone, together[image : image + 1], atol=1e-5, rtol=0)
 
 
-def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case, monkeypatch):
+def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case):
     """On a CPU ragged images run alone, elsewhere they are padded; this is the only place where both can be seen."""
     case.merged()
     alone = run(case.model, case.images)
     r, slots = adamerge.trace(case.model).r, adamerge.trace(case.model).slots()
-    monkeypatch.setattr(Recipe, "ragged", property(lambda _: False))
+    stack_of(case.model).selector.per_image_on_cpu = False
     torch.testing.assert_close(run(case.model, case.images), alone, atol=1e-5, rtol=0)
     assert torch.equal(adamerge.trace(case.model).r, r)
     assert torch.equal(adamerge.trace(case.model).slots(), slots)

@@ -116,10 +116,10 @@ def test_an_image_gets_the_same_result_alone_and_among_strangers(case):
             close(alone, together[image : image + 1])
 
 
-def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case, monkeypatch):
+def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case):
     alone = case.merged(case.adaptive())
     r = adamerge.trace(case.model).r
-    monkeypatch.setattr(Recipe, "ragged", property(lambda _: False))
+    stack_of(case.model).selector.per_image_on_cpu = False
     close(case.see(), alone)
     assert torch.equal(adamerge.trace(case.model).r, r)
 

@@ -64,6 +64,8 @@ class BackendSelector:
         self.runtime, self.rotary = runtime, rotary
         depth = len(self.views)
         self.merges = any(recipe.may_merge(layer, depth) for layer in range(depth))
+        # Whether the reference runs images one at a time on CPU; elsewhere it always pads them to the longest.
+        self.per_image_on_cpu = recipe.ragged
         self.warned = False
         # Why a kernel could not run, once one could not.
         self.triton_failure: str | None = None
@@ -153,7 +155,7 @@ class ReferenceBackend:
 
     def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View]):
         self.selector, self.views = selector, views
-        self.per_image = selector.recipe.ragged and x.device.type == "cpu"
+        self.per_image = selector.per_image_on_cpu and x.device.type == "cpu"
         pieces = x.split(1) if self.per_image else (x,)
         self.states = [reference.start(piece, selector.prefix, selector.class_token) for piece in pieces]
 

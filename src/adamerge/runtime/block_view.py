@@ -1,4 +1,4 @@
-"""What a runtime needs to know of a host's transformer block."""
+"""What a backend needs to know of a host's transformer block."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -31,7 +31,7 @@ class BlockShape:
 
 @dataclass(frozen=True)
 class NormParams:
-    """A layer norm's numbers."""
+    """The parameters of a layer norm."""
 
     weight: Float[Tensor, " d"] | None
     bias: Float[Tensor, " d"] | None
@@ -40,7 +40,7 @@ class NormParams:
 
 @dataclass(frozen=True)
 class LinearParams:
-    """A linear layer's numbers."""
+    """The parameters of a linear layer."""
 
     weight: Float[Tensor, "out d"]
     bias: Float[Tensor, " out"] | None
@@ -48,7 +48,7 @@ class LinearParams:
 
 @dataclass(frozen=True)
 class PlainBlockParams:
-    """All there is to a plain block: `x + gamma1 * project(attention(qkv(norm1(x))))`, then the same with
+    """The parameters of a plain block: `x + gamma1 * project(attention(qkv(norm1(x))))`, then the same with
     `gamma2 * fc2(gelu(fc1(norm2(x))))`, gelu the exact one.  A gamma of None is 1."""
 
     norm1: NormParams
@@ -63,10 +63,10 @@ class PlainBlockParams:
 
 @runtime_checkable
 class PlainView(Protocol):
-    """A view that can say its numbers, so that a runtime may fuse what lies between them."""
+    """A view that can give the parameters of its block, so that kernels may fuse what lies between the GEMMs."""
 
     def params(self) -> PlainBlockParams | None:
-        """None where the block is not plain now: something between its layers is at work, or watches them."""
+        """None where the block is not plain now: it has other layers in between, or hooks on its layers."""
         ...
 
 

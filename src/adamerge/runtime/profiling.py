@@ -1,4 +1,4 @@
-"""Where the time of a forward pass goes: a runtime names its stages, and whoever wants to know listens."""
+"""Where the time of a forward pass goes: backends mark their stages, and `Stages` records how long each takes."""
 
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-# Both runtimes name their stages so; what lies between them belongs to the host.
+# The stages of every backend; the time between them belongs to the host.
 STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
 
-# A replayed graph passes no stage; its kernels tell by their names.  Products and what is the host's are left out.  A
-# residual sum, with the norm that follows, ends the attention or the MLP; where a merge comes between, that one does
-# both in passing.
+# Kernel name -> stage, for replayed graphs, which run no Python.  GEMMs and the host's kernels are not listed.  The
+# residual sum and the norm after it are one kernel, which ends the attention or the MLP; a merge kernel does both too.
 KERNELS = {
     "_attend": "attention",
     "_affinity": "decide",
@@ -27,14 +26,14 @@ KERNELS = {
     "_unfold": "finish",
 }
 
-# One object for every stage that nobody listens to: runtimes pass here seven times in every block.
-_SILENCE: AbstractContextManager[None] = nullcontext()
+# One object for all stages while nothing records: backends pass here seven times in every block.
+_NOT_RECORDING: AbstractContextManager[None] = nullcontext()
 _listener: "Stages | None" = None
 
 
 def stage(name: str) -> AbstractContextManager[None]:
     """Mark the work inside as belonging to stage `name`; stages follow each other and are not nested."""
-    return _SILENCE if _listener is None else _Timed(_listener, name)
+    return _NOT_RECORDING if _listener is None else _Timed(_listener, name)
 
 
 class Stages:

@@ -1,24 +1,24 @@
-"""What a captured graph reads has to live as long as the graph: whoever captures listens to what is used."""
+"""Collects the objects that a captured graph reads, to keep them alive as long as the graph."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_listener: list[Any] | None = None
+_collected: list[Any] | None = None
 
 
 @contextmanager
 def collect_used() -> Iterator[list[Any]]:
-    """A list of what was used inside."""
-    global _listener
-    before, _listener = _listener, []
+    """A list of the objects passed to `note_used` inside."""
+    global _collected
+    before, _collected = _collected, []
     try:
-        yield _listener
+        yield _collected
     finally:
-        _listener = before
+        _collected = before
 
 
 def note_used(used: Any) -> None:
-    """Tell whoever listens."""
-    if _listener is not None:
-        _listener.append(used)
+    """Add an object to the innermost list that is being collected, if any."""
+    if _collected is not None:
+        _collected.append(used)

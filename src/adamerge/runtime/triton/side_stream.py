@@ -1,4 +1,4 @@
-"""Work beside other work: in a CUDA graph, decisions by keys run while attention does, and in its wake."""
+"""A side stream for captured graphs: key-based matching runs on it, concurrently with attention."""
 
 from types import TracebackType
 
@@ -9,9 +9,10 @@ from adamerge.runtime.triton.readback import capturing
 
 
 class SideStream:
-    """What is launched inside runs beside what follows, until `join`; elsewhere it runs before.
+    """Under graph capture, kernels launched inside run concurrently with those launched after it, until `join`.
 
-    Whatever it reads has to be kept until then: the memory of what is freed is given to the next who asks.
+    Outside capture it does nothing.  Keep every tensor that the side stream reads alive until `join`: the allocator
+    may give freed memory to the main stream.
     """
 
     def __init__(self, x: Tensor):
@@ -33,6 +34,6 @@ class SideStream:
             self.aside.__exit__(kind, error, traceback)
 
     def join(self) -> None:
-        """What follows waits for it."""
+        """The current stream waits for the side stream."""
         if self.active:
             torch.cuda.current_stream().wait_stream(self.stream)
