@@ -99,9 +99,7 @@ LONGEST_FILE = 320
 LONGEST_FUNCTION = 60
 MOST_PARAMETERS = 8
 # Internal functions with more parameters than others, and why.
-MANY_PARAMETERS: dict[str, str] = {
-    "adamerge.hosts.block_params.extract_params": "one keyword for each layer of a block",
-}
+MANY_PARAMETERS: dict[str, str] = {}
 
 every_module = pytest.mark.parametrize("module", MODULES)
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 
 from adamerge.core.errors import UnsupportedModel
 from adamerge.hosts.base import Host
-from adamerge.hosts.block_params import extract_params
+from adamerge.hosts.block_params import PlainBlockLayers, extract_params
 from adamerge.hosts.call_convention import CallConvention
 from adamerge.runtime.block_view import BlockShape, PlainBlockParams
 
@@ -80,7 +80,7 @@ class TimmBlock:
         scales = (block.ls1, block.ls2)
         if block.training or type(mlp) is not Mlp or any(type(s) not in (nn.Identity, LayerScale) for s in scales):
             return None
-        return extract_params(
+        layers = PlainBlockLayers(
             norm1=block.norm1,
             qkv=attn.qkv,
             project=attn.proj,
@@ -93,6 +93,7 @@ class TimmBlock:
             idle=(attn.q_norm, attn.k_norm, attn.norm, mlp.norm),
             around=(block, attn, mlp, *scales),
         )
+        return extract_params(layers)
 
 
 class PostNormBlock(TimmBlock):
