@@ -6,7 +6,7 @@ from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.patching.apply import apply, remove, trace
-from adamerge.patching.cuda_graphs import capture
+from adamerge.patching.cuda_graphs import capture, warmup
 from adamerge.patching.dense import unmerge
 from adamerge.recipe_files import load_recipe, save_recipe
 from adamerge.search.tuner import tune
@@ -29,4 +29,5 @@ __all__ = [
     "trace",
     "tune",
     "unmerge",
+    "warmup",
 ]

@@ -34,7 +34,8 @@ class Host:
     container.  `image` is the shape of one input.  `entry` is what takes images, where that is not the model itself:
     the vision tower of a model that wants texts as well.  `head` lists the methods that make the model's output of what
     the blocks gave, as far as they multiply matrices.  `positions` is the method that adds class token and positions to
-    the patches, where it is timm's own, so that a kernel can do the same.
+    the patches, where it is timm's own, so that a kernel can do the same.  `loop` names the method of the owner that
+    calls the blocks one after the other, where it hands the tokens on and nothing else.
     """
 
     model: nn.Module
@@ -48,6 +49,7 @@ class Host:
     entry: nn.Module | None = None
     head: Methods = ()
     positions: tuple[nn.Module, str] | None = None
+    loop: str | None = None
 
     @property
     def container(self) -> nn.Module:

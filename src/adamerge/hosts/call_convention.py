@@ -27,12 +27,14 @@ class CallConvention:
         contiguous_tokens: whether the tokens are contiguous after the first block.  They are where the host computes
             `branch + tokens`; `tokens + branch` keeps the memory layout of `tokens`.  Sums over another layout round
             differently.
+        clean_loop: whether every loop of the library over its blocks only hands tokens from one block to the next.
     """
 
     rotary_keyword: str | None = None
     returns_tuple: bool = False
     hooked_by_class: bool = False
     contiguous_tokens: bool = False
+    clean_loop: bool = False
 
     def check_can_run(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
         """Refuse gradient checkpointing, which would run a merged block twice."""
@@ -43,6 +45,14 @@ class CallConvention:
                 "gradient checkpointing would run a merged block twice on different tokens; "
                 f"call model.{method} before running the merged model"
             )
+
+    def records_tokens(self, blocks: Sequence[nn.Module]) -> bool:
+        """Whether the library records the tokens between the blocks during this forward pass."""
+        return False
+
+    def ignores_hook(self, hook: Any) -> bool:
+        """Whether a forward hook is the library's own, which `records_tokens` answers for."""
+        return False
 
     def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         """The rotary tables among the arguments of a call; masks and requests for attention weights are refused."""

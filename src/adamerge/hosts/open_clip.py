@@ -24,7 +24,9 @@ def host(model: nn.Module) -> Host:
             f"the vision tower of this open_clip model is a {type(visual).__name__}; supported are VisionTransformer "
             "and timm's vision transformers. The nearest is ViT-B-32."
         )
-    found = Host(model, visual.transformer, "resblocks", (), 1, True, (3, *visual.image_size), entry=visual)
+    found = Host(
+        model, visual.transformer, "resblocks", (), 1, True, (3, *visual.image_size), entry=visual, loop="forward"
+    )
     return replace(found, views=tuple(_views(found.container)))
 
 

@@ -191,7 +191,7 @@ def host(model: nn.Module) -> Host:
         head=head,
         positions=positions,
     )
-    return replace(found, views=tuple(_views(found.container)))
+    return replace(found, views=tuple(_views(found.container)), loop="forward_features" if rotary else None)
 
 
 def _views(container: nn.Module) -> Iterator[TimmBlock]:

@@ -19,6 +19,9 @@ from adamerge.hosts.call_convention import WEIGHTS, CallConvention
 from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, BlockPaths, Kind
 from adamerge.runtime.block_view import BlockShape
 
+# The module whose hooks record hidden states in 5.x.
+RECORDER = "transformers.utils.output_capturing"
+
 try:
     from transformers.utils.output_capturing import _active_collector as collector
 except ImportError:  # 4.x has none
@@ -111,6 +114,15 @@ class TransformersConvention(CallConvention):
         if laid_over or (asked is not None and "attentions" in asked):
             raise BadOption(WEIGHTS)
 
+    def records_tokens(self, blocks: Sequence[nn.Module]) -> bool:
+        asked = collector.get() if collector is not None else None
+        # 4.56 and 4.57 lay a function over the forward of every block.
+        laid_over = any(isinstance(vars(block).get("forward"), FunctionType) for block in blocks)
+        return laid_over or (asked is not None and "hidden_states" in asked)
+
+    def ignores_hook(self, hook: Any) -> bool:
+        return getattr(hook, "__module__", "") == RECORDER
+
     def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         # Older releases of torch do not say so, and cannot export these models.
         if getattr(torch.compiler, "is_exporting", bool)():
@@ -128,10 +140,12 @@ def host(model: nn.Module) -> Host:
     # Until transformers 4.56, and for CLIP in all of 4.x, blocks return a tuple and can be asked for attention.
     asks = "output_attentions" in inspect.signature(type(views[0].block).forward).parameters
     branch_first = views[0].layout is not PAIRED
-    convention = TransformersConvention(kind.tables, asks, True, branch_first, attention=views[0].attention)
+    # From 5.0 on hidden states are recorded by hooks alone.  Before, loops over the blocks collect them as well.
+    clean = collector is not None
+    convention = TransformersConvention(kind.tables, asks, True, branch_first, clean, attention=views[0].attention)
     takes_images = getattr(model, "main_input_name", "") == "pixel_values"
     entry, head = None if takes_images else tower, tuple(_head(model, owner))
-    return replace(found, views=views, convention=convention, entry=entry, head=head)
+    return replace(found, views=views, convention=convention, entry=entry, head=head, loop=None if clean else "forward")
 
 
 def _head(model: nn.Module, owner: nn.Module) -> Iterator[tuple[nn.Module, str]]:

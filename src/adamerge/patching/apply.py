@@ -18,7 +18,13 @@ from adamerge.runtime.backend import Runtime
 from adamerge.runtime.trace import Trace
 
 
-def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Runtime = "auto") -> nn.Module:
+def apply(
+    model: nn.Module,
+    recipe: Recipe | str | os.PathLike[str],
+    runtime: Runtime = "auto",
+    *,
+    cuda_graphs: bool = True,
+) -> nn.Module:
     """Make `model` merge tokens as `recipe` says, in place; return it.
 
     Applying again replaces the recipe.  Parameters, `state_dict` keys, input and output shapes stay what they were.
@@ -31,6 +37,8 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
         runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
             a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs on CUDA
             when nobody asks for gradients, and takes the reference otherwise.
+        cuda_graphs: whether the blocks may run as CUDA graphs where they run with kernels.  A shape of batches gets its
+            graph at its third call; the graphs of four shapes are kept.  They hold the memory of one forward pass.
     """
     if runtime not in get_args(Runtime):
         raise BadOption(f"runtime must be one of {', '.join(get_args(Runtime))}; got {runtime!r}")
@@ -44,7 +52,7 @@ def apply(model: nn.Module, recipe: Recipe | str | os.PathLike[str], runtime: Ru
     if recipe.stats is not None:
         host.check(recipe.stats)
         _warn_if_stats_of_another_recipe(recipe, recipe.stats)
-    install(host, Stack(host, recipe, runtime))
+    install(host, Stack(host, recipe, runtime, cuda_graphs=cuda_graphs))
     return model
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.patching.stack import Stack
-from adamerge.runtime.triton.graph_keepalive import collect_used
+from adamerge.runtime.triton.graph_cache import CALLS_BEFORE_CAPTURE, without_cached_graphs
+from adamerge.runtime.triton.graph_capture import CapturedGraph, capture_graph
 
 # Calls on a side stream before a CUDA graph is captured, so that whatever sets itself up lazily has done so.
 WARM_UP_CALLS = 3
@@ -23,19 +24,27 @@ def capture(model: Callable[[Tensor], Any], images: Tensor) -> Callable[[Tensor]
     """
     if not images.is_cuda:
         raise BadImages(f"CUDA graphs need images on a CUDA device; these are on {images.device}")
-    with torch.inference_mode():
+    with torch.inference_mode(), without_cached_graphs():
         check_backend(model, images)
-    seat = images.clone()
-    here, aside = torch.cuda.current_stream(images.device), torch.cuda.Stream(images.device)
-    aside.wait_stream(here)
-    with torch.inference_mode(), torch.cuda.stream(aside):
-        for _ in range(WARM_UP_CALLS):
-            model(seat)
-    here.wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph), collect_used() as used:
-        out = model(seat)
-    return _Replay(graph, seat, out, [model, *used])
+        return _Replay(model, capture_graph(model, images, warm_up_calls=WARM_UP_CALLS))
+
+
+def warmup(model: nn.Module, *shapes: Sequence[int]) -> None:
+    """Compile the kernels and capture the CUDA graphs of a merged model before the first batch comes.
+
+    Args:
+        model: a model on a CUDA device, in evaluation mode.  Elsewhere there is nothing to warm up.
+        shapes: shapes of batches, such as `(32, 3, 224, 224)`.  Four graphs are kept: with more shapes the last four
+            have graphs, and the others have their kernels.
+    """
+    parameter = next(model.parameters())
+    if parameter.device.type != "cuda":
+        return
+    for shape in shapes:
+        images = torch.zeros(tuple(shape), device=parameter.device, dtype=parameter.dtype)
+        with torch.inference_mode():
+            for _ in range(CALLS_BEFORE_CAPTURE + 1):
+                model(images)
 
 
 def check_backend(model: Callable[[Tensor], Any], images: Tensor) -> None:
@@ -52,20 +61,18 @@ def check_backend(model: Callable[[Tensor], Any], images: Tensor) -> None:
 
 @dataclass(frozen=True)
 class _Replay:
-    """A captured graph with all that it reads: weights, and what a runtime set up for batches of this shape."""
+    """A model's graph, called like the model.  The graph reads the model's weights: both live equally long."""
 
-    graph: torch.cuda.CUDAGraph
-    seat: Tensor
-    out: Any
-    read: Sequence[Any]
+    model: Callable[[Tensor], Any]
+    captured: CapturedGraph
 
     def __call__(self, images: Tensor) -> Any:
-        seat = self.seat
-        if images.shape != seat.shape or images.dtype != seat.dtype:
+        (static,) = self.captured.inputs
+        if images.shape != static.shape or images.dtype != static.dtype:
             raise BadImages(
-                f"this graph was captured for images {tuple(seat.shape)} of {seat.dtype}; got {tuple(images.shape)} "
-                f"of {images.dtype}. Capture another for these."
+                f"this graph was captured for images {tuple(static.shape)} of {static.dtype}; got "
+                f"{tuple(images.shape)} of {images.dtype}. Capture another for these."
             )
-        seat.copy_(images)
-        self.graph.replay()
-        return self.out
+        static.copy_(images)
+        self.captured.graph.replay()
+        return self.captured.output

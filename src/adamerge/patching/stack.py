@@ -1,30 +1,33 @@
 """The module that replaces a host's block container and runs its blocks with merging."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
-from adamerge.core.errors import BadOption, NotApplied, PatchConflict
+from adamerge.core.errors import BadOption, PatchConflict
 from adamerge.core.recipe import Recipe
 from adamerge.hosts.base import BlockStack, Host
+from adamerge.patching.block_calls import BlockCall, ForwardPass
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
+from adamerge.patching.whole_pass import in_whole_pass, whole_pass_patches
 from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
-from adamerge.runtime.reference import Tables
-from adamerge.runtime.trace import Trace
+from adamerge.runtime.module_watch import ModuleWatch
+from adamerge.runtime.trace import BuildTrace, Trace
+from adamerge.runtime.triton.graph_cache import GraphCache, LayerTables, graphs_allowed
 
 
 class Stack(BlockStack):
     """A host's blocks, run with merging.  The blocks keep their names, so checkpoints still load."""
 
-    def __init__(self, host: Host, recipe: Recipe, runtime: Runtime = "auto"):
+    def __init__(self, host: Host, recipe: Recipe, runtime: Runtime = "auto", *, cuda_graphs: bool = True):
         super().__init__()
         self.host, self.recipe = host, recipe
         self.prefix, self.convention = host.prefix, host.convention
@@ -38,11 +41,13 @@ class Stack(BlockStack):
         rotary = host.convention.rotary_keyword is not None
         self.selector = BackendSelector(host.views, recipe, host.prefix, host.class_token, runtime, rotary=rotary)
         self._patches = _method_patches(host, recipe, self.selector)
-        self._trace: Trace | Callable[[], Trace] | None = None
+        self.cuda_graphs = cuda_graphs
+        self._graphs: GraphCache | None = None
+        self._trace: Trace | BuildTrace | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has not run yet."""
-        return {**self.__dict__, "_trace": None}
+        return {**self.__dict__, "_trace": None, "_graphs": None}
 
     @property
     def container(self) -> nn.Module:
@@ -96,31 +101,65 @@ class Stack(BlockStack):
             self._trace = self._trace()
         return self._trace
 
-    def keep_trace(self, trace: Trace | Callable[[], Trace]) -> None:
+    def keep_trace(self, trace: Trace | BuildTrace) -> None:
         """Keep the trace of a forward pass, or a function that builds it."""
         self._trace = trace
 
-    def forward(self, x: Tensor) -> Tensor:
-        forward_pass = ForwardPass(self)
-        forward_pass.begin(x)
+    def forward(self, x: Tensor, tables: LayerTables = ()) -> Tensor:
+        """All blocks on tokens `x`, each with its rotary tables where the host has any."""
+        replayed = self.graphs.run(x, tables) if self._may_replay(x) else None
+        if replayed is not None:
+            self.keep_trace(replayed.build_trace)
+            return replayed.tokens
+        tokens, trace = self._run_blocks(x, tables)
+        self.keep_trace(trace)
+        return tokens
+
+    def _run_blocks(self, x: Tensor, tables: LayerTables) -> tuple[Tensor, Trace | BuildTrace]:
+        backend = self.choose_backend(x)
         for layer in range(len(self)):
-            forward_pass.run_block(layer)
-        return forward_pass.end()
+            backend.step(layer, tables[layer] if tables else ())
+        return backend.finish(), backend.build_trace()
+
+    def choose_backend(self, x: Tensor) -> Backend:
+        """The backend for a batch of tokens, which begins a pass."""
+        return self.selector.choose(x, self.views, self.training)
+
+    @property
+    def graphs(self) -> GraphCache:
+        """The CUDA graphs of the blocks, one for each shape of tokens that came often enough."""
+        if self._graphs is None:
+            self._graphs = GraphCache(
+                self._run_blocks, lambda: ModuleWatch(list(self.children()), self.convention.ignores_hook)
+            )
+        return self._graphs
+
+    def _may_replay(self, x: Tensor) -> bool:
+        """Whether a CUDA graph may run the blocks: for inference with kernels, outside of compilers and captures."""
+        return (
+            self.cuda_graphs
+            and x.is_cuda
+            and not getattr(self, "_is_replica", False)
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+            and graphs_allowed()
+            and self.selector.why_reference(x, self.training) is None
+        )
 
     def __len__(self) -> int:
         return len(self.host.views)
 
-    def __iter__(self) -> Iterator["BlockCall"]:
+    def __iter__(self) -> Iterator[BlockCall]:
         return iter(self[:])
 
     @overload
     def __getitem__(self, which: int) -> nn.Module: ...
     @overload
-    def __getitem__(self, which: slice) -> list["BlockCall"]: ...
-    def __getitem__(self, which: int | slice) -> "nn.Module | list[BlockCall]":
+    def __getitem__(self, which: slice) -> list[BlockCall]: ...
+    def __getitem__(self, which: int | slice) -> nn.Module | list[BlockCall]:
         """A number gives the host's own block, to read its attributes; a slice gives merging calls, one per block."""
         if isinstance(which, int):
-            return list(self.children())[which]
+            return self.block(which)
         layers = range(len(self))[which]
         if layers != range(len(layers)):
             raise BadOption(
@@ -128,76 +167,33 @@ class Stack(BlockStack):
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
         self.convention.check_can_run(self.host.owner, list(self.children()))
-        forward_pass = ForwardPass(self)
+        at_once = len(layers) == len(self) and self._may_run_at_once()
+        forward_pass = ForwardPass(self, at_once)
         return [BlockCall(forward_pass, layer) for layer in layers]
+
+    def block(self, layer: int) -> nn.Module:
+        """The module of one block."""
+        return list(self.children())[layer]
+
+    def _may_run_at_once(self) -> bool:
+        """Whether the loop over the blocks that begins now reads nothing between them, and no hook does."""
+        blocks = list(self.children())
+        if not (self.convention.clean_loop or in_whole_pass(self)) or torch.compiler.is_compiling():
+            return False
+        hooks = [
+            hook for block in blocks for hook in (*block._forward_hooks.values(), *block._forward_pre_hooks.values())
+        ]
+        return all(map(self.convention.ignores_hook, hooks)) and not self.convention.records_tokens(blocks)
 
     def extra_repr(self) -> str:
         return f"recipe={self.recipe}"
-
-
-class ForwardPass:
-    """One forward pass over the blocks.  It holds the merged tokens, which the host's own loop does not see."""
-
-    def __init__(self, stack: Stack):
-        self.stack = stack
-        self.backend: Backend | None = None
-        self.next_layer = 0
-        # What the last block gave the host, in the host's shape.
-        self.output: Tensor | None = None
-
-    def begin(self, x: Tensor) -> None:
-        """Take the tokens that enter the first block, and choose the backend for them."""
-        stack = self.stack
-        self.backend, self.next_layer = stack.selector.choose(x, stack.views, stack.training), 0
-
-    def run_block(self, layer: int, tables: Tables = ()) -> None:
-        """Run one block, with the rotary tables that the host passes to it."""
-        if self.backend is None or self.next_layer != layer:
-            raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
-        self.backend.step(layer, tables)
-        self.next_layer += 1
-
-    def end(self) -> Tensor:
-        """The tokens in the host's own shape.  The trace is kept for `adamerge.trace`."""
-        assert self.backend is not None
-        self.stack.keep_trace(self.backend.build_trace())
-        return self.backend.finish()
-
-
-class BlockCall:
-    """One block of a forward pass.  It takes and gives tokens in the host's own shape."""
-
-    def __init__(self, forward_pass: ForwardPass, layer: int):
-        self.forward_pass, self.layer = forward_pass, layer
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        stack = self.forward_pass.stack
-        if stack.convention.hooked_by_class:
-            # Through the module, so that hooks on the block see it run.
-            return stack[self.layer](x, *args, adamerge_call=self, **kwargs)
-        return self.run(x, args, kwargs)
-
-    def run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block on the tokens that the pass holds; `x` must be what the block before it gave."""
-        current, convention = self.forward_pass, self.forward_pass.stack.convention
-        tables = convention.rotary_tables(args, kwargs)
-        if self.layer == 0:
-            current.begin(x.contiguous() if convention.contiguous_tokens else x)
-        elif x is not current.output and current.output is not None and not torch.compiler.is_compiling():
-            raise BadOption(
-                f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
-                "around them; a merged model would lose that. Take the hook off, or call adamerge.remove(model)."
-            )
-        current.run_block(self.layer, tables)
-        current.output = current.end()
-        return (current.output,) if convention.returns_tuple else current.output
 
 
 def _method_patches(host: Host, recipe: Recipe, selector: BackendSelector) -> tuple[MethodPatch, ...]:
     """The patches of modules around the blocks: a head that runs per image, an embedding that kernels compute."""
     head = per_image_patches(host.head) if recipe.ragged else ()
     embedding = (*patch_embedding_patches(host.model), *position_patches(host, selector)) if selector.may_pack else ()
-    return (*head, *embedding)
+    return (*head, *embedding, *whole_pass_patches(host))
 
 
 def installed(host: Host) -> Stack | None:

@@ -6,7 +6,7 @@ The option `runtime="packed"` asks for whichever of the last two fits the device
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import with_onednn
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
-from adamerge.runtime.trace import Trace, join
+from adamerge.runtime.trace import BuildTrace, Trace, join
 
 if TYPE_CHECKING:
     from adamerge.runtime.triton.forward import TritonBackend
@@ -42,7 +42,7 @@ class Backend(Protocol):
         """The tokens in the host's own shape, `(b, prefix + patches, d)`."""
         ...
 
-    def build_trace(self) -> Trace | Callable[[], Trace]:
+    def build_trace(self) -> Trace | BuildTrace:
         """The trace of the layers run so far, or a function that builds it."""
         ...
 
@@ -188,7 +188,7 @@ class PackedBackend:
     def finish(self) -> Tensor:
         return unpack(self.state)
 
-    def build_trace(self) -> Callable[[], Trace]:
+    def build_trace(self) -> BuildTrace:
         return _lazy_trace(self.state, self.selector.recipe)
 
 
@@ -222,7 +222,7 @@ class TritonWithFallback:
                 self.fallback = self._start_fallback(error, len(self.views))
         return self.fallback.finish()
 
-    def build_trace(self) -> Trace | Callable[[], Trace]:
+    def build_trace(self) -> Trace | BuildTrace:
         if self.fallback is not None:
             return self.fallback.build_trace()
         return _lazy_trace(self.forward.state, self.selector.recipe)
@@ -236,7 +236,7 @@ class TritonWithFallback:
         return backend
 
 
-def _lazy_trace(state: PackedState, recipe: Recipe) -> Callable[[], Trace]:
+def _lazy_trace(state: PackedState, recipe: Recipe) -> BuildTrace:
     """A function that builds the trace: it reads counts from the device, so it runs only when asked for."""
     steps, prefix, before = state.steps, state.layout.prefix, recipe.site == "before_block"
     return lambda: Trace(tuple(step() for step in steps), prefix, before)

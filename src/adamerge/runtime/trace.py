@@ -1,6 +1,6 @@
 """The trace of a forward pass: counts, slots, salience and sizes for each image and layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -92,6 +92,26 @@ class Trace:
         merged = self.merged.double()
         lines.append(f"merged {merged.mean():.1f} ± {merged.std(correction=0):.1f} of {self.patches} per image")
         return "\n".join(lines)
+
+
+# Builds a trace when somebody reads it.
+BuildTrace = Callable[[], Trace]
+
+
+def first_images(trace: Trace, images: int) -> Trace:
+    """The trace of the first `images` images, in memory of its own and padded no wider than they need."""
+    layers: list[LayerTrace] = []
+    before = trace.patches
+    for layer in trace.layers:
+        count = layer.plan.count[:images].clone()
+        fewest, width = torch.stack([count.amin(), count.amax()]).tolist() if images else (0, 0)
+        slot, salience = (rows[:images, :before].clone() for rows in (layer.plan.slot, layer.salience))
+        plan = Plan(slot, count, width, ragged=fewest != width)
+        layers.append(
+            LayerTrace(plan, salience, layer.size[:images, :width].clone(), layer.redundancy[:images].clone())
+        )
+        before = width
+    return Trace(tuple(layers), trace.prefix, trace.before_block)
 
 
 def join(traces: Sequence[Trace]) -> Trace:

@@ -47,7 +47,7 @@ class TritonBackend:
         self.is_capturing: Callable[[Tensor], bool] = capturing
         self.shapes = [view.shape for view in views]
         self._first_state: tuple[object, Layout, PerRow, Tensor] | None = None
-        # What captured graphs read: it must stay alive when a batch of another shape comes.
+        # What graphs read that were captured by other means than ours.
         self._captured: list[object] = []
 
     @property
@@ -64,7 +64,7 @@ class TritonBackend:
             if not self.is_capturing(x):
                 self._first_state = key, state.layout, state.size, state.history
             return TritonForward(self, state)
-        if self.is_capturing(x):
+        if self.is_capturing(x) and not note_used(self._first_state):
             self._captured.append(self._first_state)
         return TritonForward(self, PackedState(x.reshape(-1, x.shape[2]), *self._first_state[1:], self.class_token))
 

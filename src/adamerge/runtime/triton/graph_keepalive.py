@@ -2,23 +2,26 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-_collected: list[Any] | None = None
+_collected: ContextVar[list[Any] | None] = ContextVar("adamerge_used_by_graph", default=None)
 
 
 @contextmanager
 def collect_used() -> Iterator[list[Any]]:
-    """A list of the objects passed to `note_used` inside."""
-    global _collected
-    before, _collected = _collected, []
+    """A list that fills with the objects that this thread notes inside."""
+    used: list[Any] = []
+    token = _collected.set(used)
     try:
-        yield _collected
+        yield used
     finally:
-        _collected = before
+        _collected.reset(token)
 
 
-def note_used(used: Any) -> None:
-    """Add an object to the innermost list that is being collected, if any."""
-    if _collected is not None:
-        _collected.append(used)
+def note_used(used: Any) -> bool:
+    """Note an object whose memory kernels read.  Whether there is a list that keeps it."""
+    collected = _collected.get()
+    if collected is not None:
+        collected.append(used)
+    return collected is not None

@@ -1,0 +1,106 @@
+"""What a host's own loop over its blocks calls in place of each block."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from adamerge.core.errors import BadOption, NotApplied
+from adamerge.hosts.call_convention import CallConvention
+from adamerge.runtime.backend import Backend
+from adamerge.runtime.reference import Tables
+from adamerge.runtime.trace import BuildTrace, Trace
+
+
+@runtime_checkable
+class MergingBlocks(Protocol):
+    """What a forward pass uses of the stack of blocks."""
+
+    convention: CallConvention
+
+    def __len__(self) -> int: ...
+
+    def choose_backend(self, x: Tensor) -> Backend:
+        """The backend for a batch of tokens, which begins a pass."""
+        ...
+
+    def forward(self, x: Tensor, tables: tuple[Tables, ...] = ()) -> Tensor:
+        """All blocks on tokens `x`, each with its rotary tables."""
+        ...
+
+    def block(self, layer: int) -> nn.Module:
+        """The module of one block."""
+        ...
+
+    def keep_trace(self, trace: Trace | BuildTrace) -> None:
+        """Keep the trace of a pass."""
+        ...
+
+
+class ForwardPass:
+    """One forward pass of a host's loop over the blocks.  It holds the merged tokens, which the loop does not see.
+
+    With `at_once` the loop reads nothing between the blocks: all of them run at the call of the last one, and calls
+    before it give back the tokens they were given.
+    """
+
+    def __init__(self, stack: MergingBlocks, at_once: bool = False):
+        self.stack, self.at_once = stack, at_once
+        self.next_layer = 0
+        # What the last block gave the host, in the host's shape.
+        self.output: Tensor | None = None
+        self._backend: Backend | None = None
+        self._tables: list[Tables] = []
+
+    def run_block(self, layer: int, x: Tensor, tables: Tables = ()) -> Tensor:
+        """Run one block with the rotary tables that the host passes to it; give the tokens in the host's shape."""
+        if layer and self.next_layer != layer:
+            raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
+        self.next_layer = layer + 1
+        self.output = self._defer(layer, x, tables) if self.at_once else self._step(layer, x, tables)
+        return self.output
+
+    def _step(self, layer: int, x: Tensor, tables: Tables) -> Tensor:
+        stack = self.stack
+        if layer == 0:
+            self._backend = stack.choose_backend(x)
+        assert self._backend is not None
+        self._backend.step(layer, tables)
+        stack.keep_trace(self._backend.build_trace())
+        return self._backend.finish()
+
+    def _defer(self, layer: int, x: Tensor, tables: Tables) -> Tensor:
+        if layer == 0:
+            self._tables = []
+        self._tables.append(tables)
+        if layer + 1 < len(self.stack):
+            return x
+        return self.stack.forward(x, tuple(self._tables) if any(self._tables) else ())
+
+
+class BlockCall:
+    """One block of a forward pass.  It takes and gives tokens in the host's own shape."""
+
+    def __init__(self, forward_pass: ForwardPass, layer: int):
+        self.forward_pass, self.layer = forward_pass, layer
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        stack = self.forward_pass.stack
+        if stack.convention.hooked_by_class:
+            # Through the module, so that hooks on the block see it run.
+            return stack.block(self.layer)(x, *args, adamerge_call=self, **kwargs)
+        return self.run(x, args, kwargs)
+
+    def run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the block on the tokens that the pass holds; `x` must be what the block before it gave."""
+        current, convention = self.forward_pass, self.forward_pass.stack.convention
+        tables = convention.rotary_tables(args, kwargs)
+        if self.layer == 0:
+            x = x.contiguous() if convention.contiguous_tokens else x
+        elif x is not current.output and current.output is not None and not torch.compiler.is_compiling():
+            raise BadOption(
+                f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
+                "around them; a merged model would lose that. Take the hook off, or call adamerge.remove(model)."
+            )
+        output = current.run_block(self.layer, x, tables)
+        return (output,) if convention.returns_tuple else output
