@@ -8,8 +8,8 @@ from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.packed.layout import Layout, ragged_layout
 from adamerge.runtime.triton.kernels.affinity import affinity, affinity_reference
-from adamerge.runtime.triton.kernels.affinity_one_program import whole, worthwhile
-from adamerge.runtime.triton.kernels.affinity_row_resident import held, holds
+from adamerge.runtime.triton.kernels.affinity_one_program import affinity_one_program, worthwhile
+from adamerge.runtime.triton.kernels.affinity_row_resident import affinity_row_resident, fits_registers
 from adamerge.runtime.triton.kernels.match import Split
 from adamerge.runtime.triton.kernels.residual import add
 
@@ -49,7 +49,7 @@ def test_one_program_an_image_at_the_edges_of_its_quadrants(kind, split):
     where = ragged_layout([1, 2, 127, 128, 129, 192, 193, 256], 1, DEVICE)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
     assert worthwhile(x, where) or DEVICE.type == "cuda"
-    check(x, None, where, split, kind, whole(x, where, split, 1.0, kind == "cosine"))
+    check(x, None, where, split, kind, affinity_one_program(x, where, split, 1.0, kind == "cosine"))
 
 
 @pytest.mark.parametrize("split", [Split(False), Split(True, 0), Split(True, 1)], ids=str)
@@ -57,7 +57,7 @@ def test_one_program_an_image_at_the_edges_of_its_quadrants(kind, split):
 def test_held_rows_at_the_edges_of_their_tiles(kind, split):
     where = ragged_layout([1, 64, 257, 384, 385, 512, 513, 576, 577, 640], 1, DEVICE)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
-    assert holds(x, where)
+    assert fits_registers(x, where)
     check(x, inverses(x), where, split, kind)
 
 
@@ -67,8 +67,8 @@ def test_held_rows_are_the_same_beside_longer_ones(longest):
     alone, among = ragged_layout([longest], 1, DEVICE), ragged_layout([longest, 640], 1, DEVICE)
     x = noise(among.total, 96, dtype=torch.float16) * 0.3
     inverse, split = inverses(x), Split(True, 1)
-    one = held(x[: alone.total], inverse[: alone.total], alone, split, 1.0, cosine=False)
-    both = held(x, inverse, among, split, 1.0, cosine=False)
+    one = affinity_row_resident(x[: alone.total], inverse[: alone.total], alone, split, 1.0, cosine=False)
+    both = affinity_row_resident(x, inverse, among, split, 1.0, cosine=False)
     assert torch.equal(summed(*one[:2], alone), summed(*both[:2], among)[: alone.total])
     mask = sources(alone, split)
     assert all(torch.equal(a[mask], b[: alone.total][mask]) for a, b in zip(one[2:], both[2:], strict=True))
@@ -78,7 +78,7 @@ def test_held_rows_are_the_same_beside_longer_ones(longest):
 def test_rows_too_long_to_be_held_take_two_passes(kind):
     where = ragged_layout([641, 3], 1, DEVICE)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
-    assert not holds(x, where)
+    assert not fits_registers(x, where)
     check(x, None, where, Split(True, 1), kind)
 
 
@@ -86,7 +86,7 @@ def test_rows_too_long_to_be_held_take_two_passes(kind):
 @pytest.mark.parametrize("broken", [0, 1, 2])
 def test_a_broken_image_spoils_no_other_that_is_held(broken):
     def rows(x, where, split):
-        parts, height, value, partner = held(x, inverses(x), where, split, 1.0, cosine=False)
+        parts, height, value, partner = affinity_row_resident(x, inverses(x), where, split, 1.0, cosine=False)
         return summed(parts, height, where)[None], height, value, partner
 
     spoils_no_other(rows, [300, 40, 540], broken)
@@ -95,7 +95,9 @@ def test_a_broken_image_spoils_no_other_that_is_held(broken):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
 @pytest.mark.parametrize("broken", [0, 1, 2, 3])
 def test_a_broken_image_spoils_no_other(broken):
-    spoils_no_other(lambda x, where, split: whole(x, where, split, 1.0, False), [40, 150, 100, 196], broken)
+    spoils_no_other(
+        lambda x, where, split: affinity_one_program(x, where, split, 1.0, False), [40, 150, 100, 196], broken
+    )
 
 
 def spoils_no_other(affine, counts, broken):
@@ -129,7 +131,7 @@ def test_few_images_or_large_ones_are_cut_into_blocks():
 def test_single_precision_short_rows_and_long_ones_are_not_held():
     def fits(longest, dtype=torch.float16):
         where = ragged_layout([longest, 1], 1, DEVICE)
-        return holds(noise(where.total, 32, dtype=dtype), where)
+        return fits_registers(noise(where.total, 32, dtype=dtype), where)
 
     assert fits(257) and fits(640)
     assert not fits(256) and not fits(641) and not fits(300, torch.float32)

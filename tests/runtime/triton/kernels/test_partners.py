@@ -5,7 +5,7 @@ import torch
 from awkward import DEVICE, LENGTHS, layout, noise, sources
 
 from adamerge.runtime.triton.kernels.match import Split, match, match_reference
-from adamerge.runtime.triton.kernels.mean_key_unit import directions_reference, mean_key_unit
+from adamerge.runtime.triton.kernels.mean_key_unit import mean_key_unit, mean_key_unit_reference
 
 SPLITS = [Split(False), Split(True, 0), Split(True, 1, half=True)]
 
@@ -49,7 +49,7 @@ def test_ties_go_to_the_lower_place():
 def test_directions(heads, dim, dtype, finest):
     """Those of bfloat16 keys are rounded to 11 bits, three more than the keys have."""
     key = noise(21, heads, dim, dtype=dtype)
-    torch.testing.assert_close(mean_key_unit(key).float(), directions_reference(key), rtol=finest, atol=finest / 16)
+    torch.testing.assert_close(mean_key_unit(key).float(), mean_key_unit_reference(key), rtol=finest, atol=finest / 16)
 
 
 @pytest.mark.parametrize("name", LENGTHS)
@@ -66,4 +66,6 @@ def test_partners_by_keys_of_half_precision(name):
 def test_directions_of_rows_behind_the_last_are_left_alone():
     key = noise(40, 2, 32)
     counted = torch.tensor([21], dtype=torch.int32, device=DEVICE)
-    torch.testing.assert_close(mean_key_unit(key, counted)[:21], directions_reference(key)[:21], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        mean_key_unit(key, counted)[:21], mean_key_unit_reference(key)[:21], rtol=1e-5, atol=1e-6
+    )

@@ -1,4 +1,4 @@
-"""Salience and matching from the same dot products, of which nothing n by n is written to memory.
+"""Salience and matching from the same dot products, without writing an n by n array to memory.
 
 The paper's affinity of all patches gives, row by row, a softmax whose column sums are the salience, and the cosines
 that find each source its partner.  A block of rows is one program; it leaves its part of the column sums, which are
@@ -17,8 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, Packed, PerRow, RowSlots
-from adamerge.runtime.triton.kernels.affinity_one_program import whole, worthwhile
-from adamerge.runtime.triton.kernels.affinity_row_resident import held, holds
+from adamerge.runtime.triton.kernels.affinity_one_program import affinity_one_program, worthwhile
+from adamerge.runtime.triton.kernels.affinity_row_resident import affinity_row_resident, fits_registers
 from adamerge.runtime.triton.kernels.launch import (
     blocks,
     next_pow2,
@@ -30,7 +30,7 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, products, source_at, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, products, source_at, store_partners
 from adamerge.runtime.triton.kernels.residual import add
 
 Kind = Literal["dot", "scaled", "cosine"]
@@ -110,7 +110,7 @@ def _affinity(
             )  # fmt: skip
             weight = tl.exp(score - high[:, None]) / mass[:, None]
             tl.store(out + column, tl.sum(tl.where((row < n)[:, None], weight, 0.0), 0), mask=column < n)
-    tell(value, partner, base, row, best, which, n, ALTERNATING, FIRST)
+    store_partners(value, partner, base, row, best, which, n, ALTERNATING, FIRST)
 
 
 def affinity(
@@ -124,10 +124,10 @@ def affinity(
     total, width = x.shape
     scale = width**-0.5 if kind == "scaled" else 1.0
     if worthwhile(x, layout):
-        return whole(x, layout, split, scale, cosine=kind == "cosine")
+        return affinity_one_program(x, layout, split, scale, cosine=kind == "cosine")
     inverse = add(x, None, inverse=True, counted=layout.offsets[-1:])[2] if inverse is None else inverse
-    if holds(x, layout):
-        return held(x, inverse, layout, split, scale, cosine=kind == "cosine")
+    if fits_registers(x, layout):
+        return affinity_row_resident(x, inverse, layout, split, scale, cosine=kind == "cosine")
     rows, columns, warps, stages = _shape(layout, x)
     parts = blocks(layout.longest - layout.prefix, rows)
     sums = torch.empty((max(parts, 1), total), dtype=torch.float32, device=x.device)

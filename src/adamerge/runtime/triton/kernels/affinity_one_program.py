@@ -1,10 +1,10 @@
-"""Salience and matching of an image by one program, which fetches every token once.
+"""Salience and matching of an image by one program, which loads every token once.
 
-The affinity is symmetric: of its four quadrants three are computed, and the one beside the diagonal serves the rows of
-both; lengths are on the diagonal.  What the rows of a quadrant on the diagonal give to its columns is what its columns
-give to its rows, and sums along rows are the ones that take little.
+The affinity is symmetric: only three of its four quadrants are computed, and the off-diagonal one serves the rows of
+both halves.  The squared lengths are on the diagonal.  Column sums of a diagonal quadrant are computed as row sums,
+which are cheaper.
 
-For images of up to 256 patches in half precision; there have to be many of them, or most processors are idle.
+For images of up to 256 patches in half precision.  There must be many images, or most processors are idle.
 """
 
 from typing import no_type_check
@@ -26,7 +26,7 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, store_partners
 from adamerge.runtime.triton.kernels.residual import SHORTEST
 
 # Tokens in the first quadrant; the last one has as many, or half of that, or there is none.
@@ -86,7 +86,7 @@ def _small(
     best = tl.full([NEAR], float("-inf"), tl.float32)
     which = tl.full([NEAR], NO_PARTNER, tl.int32)
     best, which = best_of(upper * own[None, :], target[None, :], p, best, which)
-    tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
+    store_partners(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
     upper = scores(upper, p, own, own, n, scale, COSINE)
     high = tl.where(p < n, tl.max(upper, 1), 0.0)
     part = (p < n) / tl.where(p < n, tl.sum(tl.exp2(upper - high[:, None]), 1), 1.0)
@@ -124,7 +124,7 @@ def _large(
     which = tl.full([NEAR], NO_PARTNER, tl.int32)
     best, which = best_of(upper * own[None, :], target[None, :], p, best, which)
     best, which = best_of(beside * other[None, :], further[None, :], q, best, which)
-    tell(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
+    store_partners(value, partner, base, p, best * own, which, n, ALTERNATING, FIRST)
     if ALTERNATING:
         best, which = _best_down(beside * own[:, None], target[:, None], p)
 
@@ -145,7 +145,7 @@ def _large(
     if ALTERNATING:
         # Otherwise sources are the first half, all of them above.
         best, which = best_of(lower * other[None, :], further[None, :], q, best, which)
-        tell(value, partner, base, q, best * other, which, n, ALTERNATING, FIRST)
+        store_partners(value, partner, base, q, best * other, which, n, ALTERNATING, FIRST)
     lower = scores(lower, q, other, other, n, scale, COSINE)
     high = tl.where(q < n, tl.maximum(tl.max(beside, 0), tl.max(lower, 1)), 0.0)
     beside = tl.exp2(beside - high[None, :])
@@ -190,10 +190,10 @@ def worthwhile(x: Packed, layout: Layout) -> bool:
     return fits and tma_describable(x) and 2 * layout.images >= processors(x.device)
 
 
-def whole(
+def affinity_one_program(
     x: Packed, layout: Layout, split: Split, scale: float, cosine: bool
 ) -> tuple[Float[Tensor, "one total"], int, PerRow, RowSlots]:
-    """As `affinity` in one part, for images for which this is worthwhile; its reference is the one of `affinity`."""
+    """As `affinity` in one part, for layouts that are `worthwhile`; its reference is that of `affinity`."""
     total, width = x.shape
     sums, value = torch.empty((2, total), dtype=torch.float32, device=x.device).unbind()
     partner = torch.empty(total, dtype=torch.int32, device=x.device)

@@ -1,7 +1,7 @@
-"""Salience and matching of images too large for one program, by programs that hold all products of their rows.
+"""Salience and matching of images too large for one program: each program keeps all dot products of its rows.
 
-A softmax needs its row's greatest score first.  A row of up to 640 products fits into the registers of a processor
-together with 63 others, so that none is computed twice.  For half precision; longer rows take two passes.
+A softmax needs the greatest score of its row first.  64 rows of up to 640 products fit into the registers of a
+multiprocessor, so that none is computed twice.  For half precision; longer rows take two passes.
 """
 
 from typing import no_type_check
@@ -24,7 +24,7 @@ from adamerge.runtime.triton.kernels.launch import (
     tma_describable,
     tma_descriptor,
 )
-from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, source_count, tell
+from adamerge.runtime.triton.kernels.match import NO_PARTNER, Split, best_of, source_at, source_count, store_partners
 
 ROWS, STEP, WIDE = 64, 64, 256
 # How many columns the tiles of a program have together: as few of these as hold the image.
@@ -97,7 +97,7 @@ def _block(
         best, which = _matched(b, inverse, base, q, n, best, which, ALTERNATING, FIRST)
         if THREE:
             best, which = _matched(c, inverse, base, s, n, best, which, ALTERNATING, FIRST)
-        tell(value, partner, base, row, best * own, which, n, ALTERNATING, FIRST)
+        store_partners(value, partner, base, row, best * own, which, n, ALTERNATING, FIRST)
 
     a = _scored(a, inverse, base, p, n, scale, own, COSINE)
     b = _scored(b, inverse, base, q, n, scale, own, COSINE)
@@ -158,15 +158,15 @@ def _affinity_row_resident(
                 )  # fmt: skip
 
 
-def holds(x: Packed, layout: Layout) -> bool:
-    """Whether the images are too large for one tile of columns and small enough to be held."""
+def fits_registers(x: Packed, layout: Layout) -> bool:
+    """Whether the images are too large for one tile of columns, and their rows small enough for registers."""
     return WIDE < layout.longest - layout.prefix <= COLUMNS[-1] and tma_describable(x)
 
 
-def held(
+def affinity_row_resident(
     x: Packed, inverse: PerRow, layout: Layout, split: Split, scale: float, cosine: bool
 ) -> tuple[Float[Tensor, "blocks total"], int, PerRow, RowSlots]:
-    """As `affinity`, for images that are held; its reference is the one of `affinity`."""
+    """As `affinity`, for images whose rows fit into registers; its reference is that of `affinity`."""
     total, width = x.shape
     longest = layout.longest - layout.prefix
     parts = blocks(longest, ROWS)

@@ -1,7 +1,6 @@
-"""Attention over packed tokens: each image sees its own keys alone, a key of size s as often as s keys.
+"""Attention over packed tokens, each image over its own keys; a key of size s counts as s equal keys.
 
-The logarithm of a key's size is added to its scores.  It is fetched one tile ahead: the kernel would spend most of its
-time waiting for it.
+The logarithm of a key's size is added to its scores.  It is loaded one tile ahead, to hide the latency of the load.
 """
 
 from typing import no_type_check
@@ -26,7 +25,7 @@ from adamerge.runtime.triton.kernels.launch import (
 @triton.jit
 @no_type_check
 def _tile(at, inside, WHOLE: tl.constexpr):
-    """Some rows of a head, those of heads that are no power of two filled up with 0."""
+    """Some rows of a head; head dimensions that are no power of two are filled up with 0."""
     return tl.load(at) if WHOLE else tl.load(at, mask=inside[None, :], other=0.0)
 
 
@@ -66,7 +65,7 @@ def _attend(
     sum_ = tl.zeros([QUERIES, DIMS], tl.float32)
     bias = _bias(logs, begin, column, n, SIZED)
     for start in range(0, n, KEYS):
-        # What a tile has beyond the last key is that key again, and counts for nothing.
+        # Beyond the last key a tile repeats that key; the bias of minus infinity masks it.
         at = tl.minimum(start + column, n - 1)[:, None] * row_stride + channel[None, :]
         k = _tile(key + at, inside, DIM == DIMS)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]

@@ -1,4 +1,4 @@
-"""How much the class token looks at each token, head by head."""
+"""The class token's attention to every token, per head."""
 
 from itertools import pairwise
 from typing import no_type_check
@@ -12,7 +12,7 @@ from torch import Tensor
 from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
 from adamerge.runtime.triton.kernels.launch import LOG2E, next_pow2, pdl_options, pdl_wait
 
-# A tile of as many keys holds most images whole.
+# Most images fit into one tile of this many keys.
 KEYS = 256
 
 
@@ -44,7 +44,7 @@ def _class_attention(
         higher = tl.maximum(most, tl.max(score, 0))
         mass = mass * tl.exp2(most - higher) + tl.sum(tl.exp2(score - higher), 0)
         most = higher
-    # The scores are read by other threads than wrote them.
+    # Other threads read the scores than wrote them.
     tl.debug_barrier()
     for start in range(0, n, KEYS):
         column = start + tl.arange(0, KEYS)
@@ -70,10 +70,10 @@ def class_attention(
     return out
 
 
-def glance_reference(
+def class_attention_reference(
     query: PackedHeads, key: PackedHeads, layout: Layout, scale: float, logs: PerRow | None = None
 ) -> Float[Tensor, "heads total"]:
-    """The same, image by image in plain torch."""
+    """The same in plain torch, per image."""
     query, key = query.float(), key.float()
     images = []
     for begin, end in pairwise(layout.offsets.tolist()):

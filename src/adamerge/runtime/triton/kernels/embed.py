@@ -1,6 +1,6 @@
-"""What enters the blocks, in one pass over the patches: class token and registers before them, positions added.
+"""The tokens that enter the blocks, in one kernel: class token and registers before the patches, positions added.
 
-Hosts put the tokens together first and add positions then, or the other way round, and go over all of them twice.
+Hosts do this in two passes over the tokens: concatenate, then add, or the other way round.
 """
 
 from typing import no_type_check
@@ -35,7 +35,7 @@ def _embed(
         other = (place >= FIRST) & (patch < 0)
         token = tl.where(other, tl.load(more + (place - FIRST) * WIDTH + channel, mask=other & inside), token)
     there = (patch < count) & inside
-    # Either everybody has a position, or patches alone have one.
+    # Either all tokens have a position, or only the patches have one.
     if ALL:
         position = tl.load(positions + place * WIDTH + channel, mask=there, other=0.0)
     else:

@@ -1,4 +1,4 @@
-"""What all kernels need to know about the numbers and the machine they are given."""
+"""Helpers for launching kernels: tile sizes, device limits, TMA descriptors, programmatic dependent launch (PDL)."""
 
 from functools import cache
 from typing import Any, no_type_check
@@ -12,17 +12,17 @@ from triton.errors import TritonError
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
 except ImportError:
-    # Older releases of Triton have none; pointers do then.
+    # Older releases of Triton have no descriptors; kernels use pointers then.
     TensorDescriptor = None
 
 
 # Raised where a kernel cannot be compiled for a device, or asks for more than it has.
 CannotRun = TritonError
 
-# Kernels take powers of 2; hosts take those of e.
+# Kernels use exp2 and log2, hosts exp and log.
 LOG2E = 1.4426950408889634
 
-# Up to as many rows, processors are idle, and kernels wait for memory and for each other most of the time.
+# Up to this many rows, processors are idle: kernels are bound by memory latency and launches.
 SMALL_GRID_ROWS = 4096
 
 # Bytes of a processor's memory: what a program may have on an H200, what is enough for all kernels with bulk copies,
@@ -44,10 +44,10 @@ def why_triton_too_old() -> str | None:
 @triton.jit
 @no_type_check
 def pdl_wait(EARLY: tl.constexpr):
-    """Where the kernel was put in place while the one before still ran, wait for that one.
+    """If EARLY, the kernel was launched while its predecessor still ran: wait for it, then release the successor.
 
-    Nothing is written before, and only read what the kernel right before has not written: all earlier ones are done,
-    because none lets the next one in before its own wait.  The next one may be put in place from here on.
+    Each kernel waits for its predecessor (gdc_wait) before it releases its successor.  So before this wait a kernel may
+    read only what its direct predecessor does not write, and must write nothing.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -55,14 +55,14 @@ def pdl_wait(EARLY: tl.constexpr):
 
 
 def small_grid(x: Tensor) -> bool:
-    """Whether there are so few rows that a kernel's work is less than what surrounds it."""
+    """Whether there are so few rows that latency, not work, takes most of a kernel's time."""
     return len(x) <= SMALL_GRID_ROWS
 
 
 def pdl_options(x: Tensor) -> dict[str, bool]:
-    """How a kernel is launched: in CUDA graphs, from Hopper on, it is put in place while the one before still runs.
+    """Launch options of a kernel: in CUDA graphs, from Hopper on, it is launched while its predecessor still runs.
 
-    Not with many rows: what waits in place then takes room from what runs.
+    Not with many rows: a waiting kernel would then take registers and memory from the running one.
     """
     if x.is_cuda and small_grid(x) and _has_tma(x.device) and torch.cuda.is_current_stream_capturing():
         return {"EARLY": True, "launch_pdl": True}
@@ -70,47 +70,47 @@ def pdl_options(x: Tensor) -> dict[str, bool]:
 
 
 def precision(x: Tensor) -> str:
-    """How the tensor cores multiply: float32 exactly, as the reference does; half precision has only one way."""
+    """`input_precision` of `tl.dot`: float32 is multiplied exactly, as in the reference; half precision ignores it."""
     return "ieee" if x.dtype == torch.float32 else "tf32"
 
 
 def next_pow2(n: int, least: int = 16) -> int:
-    """The power of two that holds `n`."""
+    """The smallest power of two that is at least `n` and `least`."""
     return max(triton.next_power_of_2(n), least)
 
 
 def blocks(n: int, size: int) -> int:
-    """How many blocks of `size` hold `n`."""
+    """`n / size`, rounded up."""
     return triton.cdiv(n, size)
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """How many programs the device runs side by side, at least."""
+    """How many multiprocessors the device has; 2 for the interpreter."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @cache
 def shared_memory(device: torch.device) -> int:
-    """How many bytes of its processor's memory a program may have: 163 KiB on an A100, 99 on devices for a desk."""
+    """Shared memory per program in bytes: 163 KiB on an A100, 99 KiB on consumer GPUs."""
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin if device.type == "cuda" else H200
 
 
 def num_stages_for(wanted: int, x: Tensor, rows: int, columns: int, step: int) -> int:
-    """In how many stages tiles of so many rows and columns, `step` channels each, can be asked for: as many as wanted,
-    or as a processor's memory holds."""
+    """`num_stages` for tiles of `rows` and of `columns` tokens, `step` channels each: as many as wanted, or as fit into
+    shared memory."""
     return max(1, min(wanted, (shared_memory(x.device) - SCRATCH) // ((rows + columns) * step * x.element_size())))
 
 
 @cache
 def _has_tma(device: torch.device) -> bool:
-    # Other vendors number their devices likewise; later ones for a desk have the engine and less memory.
+    # HIP devices have such numbers too.  Later consumer GPUs have TMA, but too little shared memory.
     new = device.type == "cpu" or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0))
     return new and shared_memory(device) >= BULK
 
 
 def tma_describable(*arrays: Tensor) -> bool:
-    """Whether the bulk copy engine can fetch tiles of these matrices: half precision, rows on 16-byte boundaries."""
+    """Whether TMA can load tiles of these matrices: half precision, rows on 16-byte boundaries."""
     return TensorDescriptor is not None and all(
         x.dtype in (torch.bfloat16, torch.float16)
         and x.stride(1) == 1
@@ -122,6 +122,6 @@ def tma_describable(*arrays: Tensor) -> bool:
 
 
 def tma_descriptor(x: Tensor, tile: list[int]) -> Any:
-    """The matrix as the bulk copy engine knows it; what a tile has beyond its edge reads as 0 and is not written."""
+    """The TMA descriptor of a matrix; the part of a tile beyond the edge reads as 0 and is not written."""
     assert TensorDescriptor is not None
     return TensorDescriptor(x, list(x.shape), list(x.stride()), tile)

@@ -115,8 +115,8 @@ def best_of(similarity, allowed, column, best, partner):
 
 @triton.jit
 @no_type_check
-def tell(value, partner, base, place, best, which, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
-    """Write partners of sources.  Features that are not numbers have no best one; everybody needs a valid one."""
+def store_partners(value, partner, base, place, best, which, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
+    """Store the partners of sources.  A source of NaN features has no best target; it gets its own place."""
     source = source_at(place, n, ALTERNATING, FIRST)
     tl.store(value + base + place, best, mask=source)
     tl.store(partner + base + place, tl.where(which < n, which, place), mask=source)
@@ -152,7 +152,7 @@ def _match(
         if SCALED:
             similarity *= own[:, None] * tl.load(inverse + base + target, mask=there, other=0.0)[None, :]
         best, which = best_of(similarity, there[None, :], target, best, which)
-    tell(value, partner, base, source, best, which, n, ALTERNATING, FIRST)
+    store_partners(value, partner, base, source, best, which, n, ALTERNATING, FIRST)
 
 
 def match(

@@ -55,6 +55,6 @@ def mean_key_unit(key: PackedHeads, counted: Int[Tensor, " one"] | None = None) 
     return out
 
 
-def directions_reference(key: PackedHeads) -> Float[Tensor, "total k"]:
+def mean_key_unit_reference(key: PackedHeads) -> Float[Tensor, "total k"]:
     """The same in plain torch."""
     return torch.nn.functional.normalize(key.float().mean(1), dim=-1)

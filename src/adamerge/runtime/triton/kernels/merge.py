@@ -1,6 +1,6 @@
-"""Carrying out a choice: average, compact, and the layer norm that follows, in one pass over the tokens.
+"""Carries out a choice: average, compact, and the layer norm that follows, in one pass over the tokens.
 
-A token that stays is one program of one warp: they are many, small, and wait for memory each on its own.
+Each token that stays is one program of one warp.
 """
 
 from itertools import pairwise

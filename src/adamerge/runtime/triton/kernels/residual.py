@@ -19,7 +19,7 @@ SHORTEST = 1e-12
 @triton.jit
 @no_type_check
 def norm_numbers(weight, bias, channel, WIDTH: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr):
-    """A layer norm's factors and what it adds, fetched while its input is still on the way; 1 and 0 if it has none."""
+    """A layer norm's weight and bias in float32, loaded before its input; 1 and 0 if it has none."""
     there = channel < WIDTH
     factor = tl.full(channel.shape, 1.0, tl.float32)
     more = tl.full(channel.shape, 0.0, tl.float32)
