@@ -1,4 +1,4 @@
-"""Recipes beside weights: `adamerge.json`, in a folder or on the hub."""
+"""Reads and writes `adamerge.json`, a recipe next to the weights, in a folder or on the Hugging Face hub."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Finding a model's blocks: which host library it comes from, and what that library calls them."""
+"""Finds the library that a model comes from, and describes where the model keeps its blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

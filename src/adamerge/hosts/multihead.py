@@ -12,10 +12,10 @@ from adamerge.runtime.block_view import BlockShape
 
 @dataclass(frozen=True)
 class MultiheadBlock:
-    """A block as a View.  Names are those of the host's modules; an empty name is nothing.
+    """A block as a View.  Fields are the names of the host's modules; an empty name means that there is none.
 
-    torch runs such a module by a fused kernel of its own while no gradient is wanted, so that merging nothing agrees
-    with the host to the rounding of that kernel, and to the bit otherwise.
+    Without gradients torch runs such a module by a fused kernel of its own.  Merging nothing then equals the host up
+    to the rounding of that kernel; with gradients it is equal to the bit.
     """
 
     block: Any

@@ -39,7 +39,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class TimmBlock:
-    """timm's pre-norm block as a View, in the host's own order of operations so that nothing changes in a bit."""
+    """timm's pre-norm block as a View, in the host's own order of operations, so that results are equal to the bit."""
 
     block: Any
 

@@ -30,7 +30,7 @@ except ImportError:  # 4.x has none
 
 @dataclass(frozen=True)
 class Block:
-    """A transformers block as a View, in the host's own order of operations so that nothing changes in a bit."""
+    """A transformers block as a View, in the host's own order of operations, so that results are equal to the bit."""
 
     block: Any
     layout: BlockPaths
@@ -97,7 +97,7 @@ class RotaryBlock(Block):
 
 @dataclass(frozen=True)
 class TransformersConvention(CallConvention):
-    """transformers' way: blocks are watched, and whether attention is recorded is known to the recorder alone."""
+    """transformers records hidden states and attention weights by hooks; whether it does is read from its recorder."""
 
     attention: Any = None
 

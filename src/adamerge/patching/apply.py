@@ -1,4 +1,4 @@
-"""Putting merging into a model and taking it out again."""
+"""Applies merging to a model, removes it, and reads what the last forward pass did."""
 
 import os
 import warnings
@@ -36,7 +36,7 @@ def apply(
             folder with an `adamerge.json`.
         runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
             a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs on CUDA
-            when nobody asks for gradients, and takes the reference otherwise.
+            when gradients are disabled, and takes the reference otherwise.
         cuda_graphs: whether the blocks may run as CUDA graphs where they run with kernels.  A shape of batches gets its
             graph at its third call; the graphs of four shapes are kept.  They hold the memory of one forward pass.
     """

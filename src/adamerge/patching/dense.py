@@ -12,7 +12,7 @@ def unmerge(features: Float[Tensor, "b m d"], model: nn.Module, layer: int = -1)
     """Give every original patch the feature of the token it was part of after `layer` of the last forward pass.
 
     What a merged model returns is full already; this is for features taken inside it, by a hook on a norm or an MLP.
-    `features` hold the tokens of the whole batch, with the prefix or without it; what comes back is in kind.
+    `features` hold the tokens of the whole batch, with the prefix tokens or without them; so does what is returned.
     """
     last = trace(model)
     plan = last.plan(layer)
