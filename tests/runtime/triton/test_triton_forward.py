@@ -195,7 +195,7 @@ def test_what_a_captured_graph_reads_outlives_other_shapes_and_recipes():
         with collect_used() as used:
             model(images)
         triton.is_capturing = capturing
-        assert used == [triton] and triton.start(tokens).state.layout.offsets is offsets()
+        assert any(one is triton for one in used) and triton.start(tokens).state.layout.offsets is offsets()
         model(images[:1])
         assert triton.start(tokens).state.layout.offsets is not offsets()
     adamerge.remove(model)
