@@ -296,11 +296,10 @@ class Keep:
         return False
 
     def may_merge(self, layer: int, depth: int) -> bool:
-        # True at all layers: traces hold the class attention of layers between the stages too, and costs include it.
-        return self.rate < 1
+        return self.rate < 1 and layer in {math.floor(stage * depth) for stage in self.stages}
 
     def fixed_count(self, layer: int, depth: int, patches: int) -> int:
-        if layer not in {math.floor(stage * depth) for stage in self.stages}:
+        if not self.may_merge(layer, depth):
             return 0
         return max(patches - math.ceil(self.rate * patches) - 1, 0)
 
