@@ -17,6 +17,7 @@ from torch import Tensor
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import reference
 from adamerge.runtime.block_view import View
+from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import with_onednn
 from adamerge.runtime.packed.state import PackedState, pack, unpack
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from adamerge.runtime.triton.forward import TritonBackend
 
 Runtime = Literal["auto", "reference", "packed"]
-KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @runtime_checkable
@@ -80,40 +80,38 @@ class BackendSelector:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
         if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
             return ReferenceBackend(self, x, views)
-        reason = self._why_not_packed(x, training)
-        if reason is None and views != self.views:
-            reason = "this is a replica of DataParallel"
-        if reason is not None:
-            # With runtime="auto", gradients, training and identity recipes are normal use and give no warning.
-            self.warn_once(f"runtime='packed' was asked for, but {reason}; the reference runs instead")
+        obstacle = self._obstacle(x, training)
+        if obstacle is None and views != self.views:
+            obstacle = Obstacle("this is a replica of DataParallel")
+        if obstacle is not None:
+            self._warn_of(obstacle)
             return ReferenceBackend(self, x, views)
         if not x.is_cuda:
             return PackedBackend(self, x)
         reason = self.triton().not_lowered
         if reason is not None:
-            self.warn_once(f"the kernels do not know this recipe's {reason}; the reference decides its merges")
+            self.warn_once(
+                f"the kernels do not know this recipe's {reason}; the reference decides its merges, which takes longer"
+            )
         return TritonWithFallback(self, x, views)
 
     def why_reference(self, x: Tensor, training: bool) -> str | None:
         """Why a batch on a CUDA device takes the reference backend, or None if it does not."""
         if self.runtime == "reference":
             return "runtime='reference' was asked for"
-        return self._why_not_packed(x, training)
+        obstacle = self._obstacle(x, training)
+        return None if obstacle is None else obstacle.reason
 
-    def _why_not_packed(self, x: Tensor, training: bool) -> str | None:
-        if torch.is_grad_enabled():
-            return "gradients are enabled (use torch.inference_mode)"
-        if training:
-            return "the model is in training mode"
-        if torch.is_autocast_enabled(x.device.type):
-            return "autocast is on"
-        if self.rotary:
-            return "this host turns its queries and keys by their places"
-        if not self.merges:
-            return "this recipe merges nothing, and only the reference is bit-exact then"
-        if x.is_cuda and x.dtype not in KERNEL_DTYPES:
-            return f"there are no kernels for {x.dtype}"
-        return (self.triton_failure or why_no_kernels()) if x.is_cuda else None
+    def _obstacle(self, x: Tensor, training: bool) -> Obstacle | None:
+        batch = read_facts(x, training)
+        return find_obstacle(batch, self.merges, self.rotary, lambda: self.triton_failure or why_no_kernels())
+
+    def _warn_of(self, obstacle: Obstacle) -> None:
+        """Say that the reference runs: always where "packed" was asked for, else where it is a surprise."""
+        if self.runtime == "packed":
+            self.warn_once(f"runtime='packed' was asked for, but {obstacle.reason}; the reference runs instead")
+        elif obstacle.advice is not None:
+            self.warn_once(f"the merged blocks run without kernels because {obstacle.reason}; {obstacle.advice}")
 
     def triton(self) -> "TritonBackend":
         """The triton backend for this recipe, built once."""
@@ -131,8 +129,8 @@ class BackendSelector:
         warnings.warn(f"{self.triton_failure}; the reference runs instead, from now on", stacklevel=2)
 
     def warn_once(self, text: str) -> None:
-        """Warn if the user asked for `packed` and had no warning from this selector yet."""
-        if self.runtime == "packed" and not self.warned:
+        """Warn if the user had no warning from this selector yet.  A compiler that traces the model keeps silent."""
+        if not self.warned and not torch.compiler.is_compiling():
             self.warned = True
             warnings.warn(text, stacklevel=2)
 

@@ -1,0 +1,67 @@
+"""What keeps a batch from the packed and triton backends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class BatchFacts:
+    """What the choice of a backend depends on, besides the recipe and the host."""
+
+    device: str
+    dtype: torch.dtype
+    gradients: bool
+    training: bool
+    autocast: bool
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a batch takes the reference backend.  `advice` says what to do; None where the reference is no surprise."""
+
+    reason: str
+    advice: str | None = None
+
+
+def read_facts(x: Tensor, training: bool) -> BatchFacts:
+    """What a batch of tokens and the current modes of torch say."""
+    device = x.device.type
+    return BatchFacts(device, x.dtype, torch.is_grad_enabled(), training, torch.is_autocast_enabled(device))
+
+
+def find_obstacle(
+    batch: BatchFacts, merges: bool, rotary: bool, why_no_kernels: Callable[[], str | None]
+) -> Obstacle | None:
+    """What keeps a batch from the packed backend, or on CUDA from the kernels; None if nothing does.
+
+    Args:
+        batch: the tokens and the modes of torch.
+        merges: whether the recipe merges anything.
+        rotary: whether the host turns its queries and keys.
+        why_no_kernels: why no kernel runs here, None if they do; asked last.
+    """
+    if batch.training:
+        return Obstacle("the model is in training mode")
+    if not merges:
+        return Obstacle("this recipe merges nothing, and only the reference is bit-exact then")
+    if batch.gradients:
+        return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
+    if batch.autocast:
+        return Obstacle("autocast is on", "convert the model, for example model.to(torch.bfloat16), and leave it out")
+    if rotary:
+        return Obstacle(
+            "this host turns its queries and keys by their places", "apply the recipe to a model without rotary tables"
+        )
+    if batch.device != "cuda":
+        return None
+    if batch.dtype not in KERNEL_DTYPES:
+        return Obstacle(
+            f"there are no kernels for {batch.dtype}", "convert the model and the images to torch.bfloat16 or float32"
+        )
+    reason = why_no_kernels()
+    return None if reason is None else Obstacle(reason, "install Triton 3.6 or later")
