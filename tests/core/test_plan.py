@@ -209,3 +209,14 @@ def test_the_gradient_is_finite_where_all_weights_are_zero():
     assert x.grad is not None and weight.grad is not None
     assert x.grad.isfinite().all() and weight.grad.isfinite().all()
     assert math.isclose(x.grad[0, 0].abs().sum().item(), x.grad[0, 1].abs().sum().item())
+
+
+@pytest.mark.parametrize("least", [1e-44, 1e-40, 1e-38, 1e-30, 1e-20])
+def test_the_gradient_is_finite_where_all_weights_of_a_slot_are_tiny(least):
+    """The gradient of a share has the factor 1 / total, which overflows for salience that softmax made almost 0."""
+    x = noise(1, 3, 2, seed=0, dtype=torch.float32).requires_grad_()
+    weight = torch.tensor([[least, 2 * least, 1.0]], requires_grad=True)
+    (1e6 * fold(x, Plan(torch.tensor([[0, 0, 1]]), torch.tensor([2]), 2), weight)).square().sum().backward()
+    assert x.grad is not None and weight.grad is not None
+    assert x.grad.isfinite().all() and weight.grad.isfinite().all()
+    assert x.grad[0, 1].abs().sum() > x.grad[0, 0].abs().sum() > 0, "tokens get their share of the gradient"

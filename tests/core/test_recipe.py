@@ -170,6 +170,19 @@ def test_the_gradient_of_a_padded_batch_is_finite_and_none_goes_into_the_padding
     assert (x.grad[0, 4:] == 0).all() and (x.grad[1] == 0).all()
 
 
+@pytest.mark.parametrize("averaging", AVERAGES)
+def test_the_gradient_is_finite_where_trained_tokens_leave_salience_almost_zero(averaging):
+    """The dot products of trained tokens are far apart, so that softmax gives most tokens less than 1e-38."""
+    length = torch.linspace(9, 20, 12)
+    pairs = torch.cat([length[:, None], torch.eye(12)], 1)
+    x = torch.cat([pairs, pairs])[None].requires_grad_()
+    recipe = adamerge(r=12, averaging=averaging)
+    merged(recipe, seen(x)).square().sum().backward()
+    salience = recipe.salience(seen(x)).detach()
+    assert ((salience > 0) & (salience < 1e-38)).any(), "the example has such tokens"
+    assert x.grad is not None and x.grad.isfinite().all()
+
+
 def test_published_adamerge_is_the_default():
     assert adamerge(9.0, STATS) == adamerge(
         9.0,

@@ -72,9 +72,20 @@ def shares(plan: Plan, weight: PerToken) -> PerToken:
     total = tally(weight, plan).gather(1, at)
     members = tally(torch.ones_like(weight), plan).gather(1, at)
     # The inner `where` avoids 0/0, whose gradient is not finite even where the outer one discards it.
-    weighted = weight / torch.where(total == 0, 1, total)
+    divisor = torch.where(total == 0, 1, total)
+    weighted = _without_steep_gradients(weight, total) / _without_steep_gradients(divisor, total)
     share = torch.where(members == 1, 1, torch.where(total == 0, 1 / members.clamp_min(1), weighted))
     return torch.where(plan.slot < 0, 0, share)
+
+
+def _without_steep_gradients(value: PerToken, total: PerToken) -> PerToken:
+    """`value`, as a constant where `total` is so small that the gradient of a division by it can overflow.
+
+    Salience can be as small as 1e-40; the gradient of such a share has a factor of 1e40.
+    """
+    if not value.requires_grad:
+        return value
+    return torch.where(total.abs() < torch.finfo(total.dtype).tiny ** 0.5, value.detach(), value)
 
 
 def fold(x: Features, plan: Plan, weight: PerToken) -> Float[Tensor, "b m d"]:
