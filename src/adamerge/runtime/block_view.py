@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -31,11 +32,12 @@ class BlockShape:
 
 @dataclass(frozen=True)
 class NormParams:
-    """The parameters of a layer norm."""
+    """The parameters of a layer norm.  `dtype` is that of its output; None means that of its input."""
 
     weight: Float[Tensor, " d"] | None
     bias: Float[Tensor, " d"] | None
     eps: float
+    dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True)

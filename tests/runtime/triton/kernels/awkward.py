@@ -19,6 +19,11 @@ LENGTHS = {
     "large": ([577], 1),
 }
 
+# Dtypes of tokens, of a branch, and of the factor of the branch.  No product here is rounded to bfloat16: where a
+# device rounds, the interpreter truncates.
+FULL, HALF, BRAIN = torch.float32, torch.float16, torch.bfloat16
+MIXED = [(FULL, HALF, FULL), (FULL, HALF, HALF), (HALF, HALF, FULL), (FULL, BRAIN, FULL), (BRAIN, BRAIN, FULL)]
+
 
 def layout(name: str) -> Layout:
     lengths, prefix = LENGTHS[name]

@@ -114,16 +114,20 @@ for salience, score, rule in (
         SALIENCE=salience.value, SCORE=score.value, WEIGHT=decide.WEIGHT_SALIENCE.value, RULE=rule.value,
         HALF=False, SOURCES_FIRST=True, TOKENS=256, RIVALS=32, PARTS=16, PATCHES=256, FLAT=decide.FLAT, **SPLIT,
     )  # fmt: skip
-build(
-    merge._merge,
-    typed(
-        HALF="x branch gamma y normed norm_weight norm_bias", INT="gone goal origin count offsets new_offsets",
-        FLOAT="weight size new_size new_logs",
-    )
-    | {"eps": "fp32"}, warps=1, WIDTH=768, CHANNELS=1024, IMAGES=256, LENGTH=True, LIST=32, **NORMED,
-)  # fmt: skip
-build(
-    residual._add, typed(HALF="x branch gamma y normed weight bias", FLOAT="inverse", INT="counted") | {"eps": "fp32"},
-    INVERSE=True, COUNTED=True, SHORTEST_=1e-12, **ROW, **NORMED,
-)  # fmt: skip
+# The residual stream in half precision; then in float32 with a branch in half precision, as under autocast.
+for stream in ("HALF", "FLOAT"):
+    build(
+        merge._merge,
+        typed(**{stream: "x y gamma norm_weight norm_bias"})
+        | typed(
+            HALF="branch normed", INT="gone goal origin count offsets new_offsets",
+            FLOAT="weight size new_size new_logs",
+        )
+        | {"eps": "fp32"}, warps=1, WIDTH=768, CHANNELS=1024, IMAGES=256, LENGTH=True, LIST=32, **NORMED,
+    )  # fmt: skip
+    build(
+        residual._add, typed(**{stream: "x y gamma weight bias"})
+        | typed(HALF="branch normed", FLOAT="inverse", INT="counted") | {"eps": "fp32"},
+        INVERSE=True, COUNTED=True, SHORTEST_=1e-12, **ROW, **NORMED,
+    )  # fmt: skip
 build(unfold._unfold, typed(HALF="x out", INT="history offsets"), **ROW)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from awkward import DEVICE, LENGTHS, layout, noise
+from awkward import DEVICE, LENGTHS, MIXED, layout, noise
 from torch import Tensor
 
 from adamerge.runtime.block_view import NormParams
@@ -87,6 +87,26 @@ def test_merge(case, keep_length, name):
         assert mine is not None and theirs is not None
         end = int(offsets[-1])
         torch.testing.assert_close(mine[:end], theirs[:end], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stream, half, factor", MIXED, ids=str)
+def test_merging_tokens_with_a_branch_of_another_dtype(stream, half, factor):
+    choice, size, where = decided("first, zscore", "edges")
+    x, branch = noise(where.total, 48, dtype=stream), noise(where.total, 48, seed=3, dtype=half)
+    gamma, norm = noise(48, seed=4, dtype=factor), NormParams(noise(48, seed=5), noise(48, seed=6), 1e-6, half)
+    merged, normed, *_, offsets = merge(x, size, where, choice, branch=branch, gamma=gamma, norm=norm)
+    end = int(offsets[-1])
+    assert end < where.total
+    # Adding in torch first: it promotes as the host does.
+    expected, exact, *_ = merge_reference(
+        x + gamma * branch, size, where, choice, norm=NormParams(norm.weight, norm.bias, norm.eps)
+    )
+    assert merged.dtype == expected.dtype == torch.float32 and exact is not None
+    torch.testing.assert_close(merged[:end], expected[:end], rtol=1e-5, atol=1e-6)
+    assert normed is not None and normed.dtype == half
+    torch.testing.assert_close(normed[:end].float(), exact[:end], rtol=torch.finfo(half).eps, atol=1e-5)
+    again = merge_reference(x, size, where, choice, branch=branch, gamma=gamma, norm=norm)
+    assert again[0].dtype == torch.float32 and again[1] is not None and again[1].dtype == half
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from awkward import DEVICE, noise
+from awkward import DEVICE, MIXED, noise
 
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.triton.kernels.residual import add, add_reference
@@ -31,6 +31,23 @@ def test_a_norm_without_numbers_of_its_own():
 def test_the_sum_is_rounded_as_torch_rounds_it():
     x, more = noise(9, 96, dtype=torch.float16), noise(9, 96, seed=1, dtype=torch.float16)
     assert torch.equal(add(x, more)[0], x + more)
+
+
+@pytest.mark.parametrize("stream, half, factor", [*MIXED, (torch.float32, torch.bfloat16, None)], ids=str)
+def test_a_branch_of_another_dtype_gives_the_dtype_that_torch_gives(stream, half, factor):
+    x, more = noise(9, 96, dtype=stream), noise(9, 96, seed=1, dtype=half)
+    gamma = None if factor is None else noise(96, seed=2, dtype=factor)
+    norm = NormParams(noise(96, seed=3), noise(96, seed=4), 1e-6, half)
+    sum_, normed, inverse = add(x, more, gamma=gamma, norm=norm, inverse=True)
+    expected = x + (more if gamma is None else gamma * more)
+    assert sum_.dtype == expected.dtype == torch.float32
+    torch.testing.assert_close(sum_, expected, rtol=1e-6, atol=1e-6)
+    assert normed is not None and normed.dtype == half
+    exact = torch.nn.functional.layer_norm(expected, (96,), norm.weight, norm.bias, norm.eps)
+    torch.testing.assert_close(normed.float(), exact, rtol=torch.finfo(half).eps, atol=1e-5)
+    torch.testing.assert_close(inverse, 1 / expected.norm(dim=1))
+    for ours, theirs in zip((sum_, normed), add_reference(x, more, gamma=gamma, norm=norm), strict=False):
+        assert theirs is not None and ours.dtype == theirs.dtype
 
 
 def test_a_row_of_zeros_has_a_finite_inverse_length():

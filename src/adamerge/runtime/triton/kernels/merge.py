@@ -16,7 +16,14 @@ from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, Packed, PerRow, ragged_layout
 from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
-from adamerge.runtime.triton.kernels.residual import add_reference, norm_numbers, norm_row
+from adamerge.runtime.triton.kernels.residual import (
+    add_reference,
+    norm_numbers,
+    norm_row,
+    product_as_torch,
+    sum_as_torch,
+    sum_dtype,
+)
 
 # The smallest normal number of float32.
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
@@ -31,8 +38,8 @@ def _row(x, branch, gamma, at, stride_x, stride_branch, channel, inside, BRANCH:
         added = tl.load(branch + at.to(tl.int64) * stride_branch + channel, mask=inside, other=0.0)
         if GAMMA:
             factor = tl.load(gamma + channel, mask=inside, other=0.0)
-            added = (added.to(tl.float32) * factor.to(tl.float32)).to(added.dtype)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+            added = product_as_torch(added, factor)
+        value = sum_as_torch(value, added)
     return value.to(tl.float32)
 
 
@@ -169,7 +176,7 @@ def _merge(
         if not EARLY:
             norm_factor, norm_more = norm_numbers(norm_weight, norm_bias, number, WIDTH, WEIGHT, BIAS)
         out = norm_row(result.to(tl.float32), inside, norm_factor, norm_more, eps, WIDTH)
-        tl.store(normed + goes, out.to(y.dtype.element_ty), mask=inside)
+        tl.store(normed + goes, out.to(normed.dtype.element_ty), mask=inside)
 
 
 def merge(
@@ -190,8 +197,8 @@ def merge(
     device alone knows the new counts; rows behind the last image are left unwritten.
     """
     total, width = x.shape
-    y = torch.empty((total, width), dtype=x.dtype, device=x.device)
-    normed = None if norm is None else torch.empty_like(y)
+    y = torch.empty((total, width), dtype=sum_dtype(x, branch, gamma), device=x.device)
+    normed = None if norm is None else torch.empty_like(y, dtype=norm.dtype)
     new_size, logs = torch.empty((2, total), dtype=torch.float32, device=x.device).unbind()
     offsets = torch.empty_like(layout.offsets)
     if layout.images == 0:

@@ -1,5 +1,6 @@
 """The residual sum and what follows it: the next layer norm, and the lengths that cosines divide by."""
 
+from functools import reduce
 from typing import no_type_check
 
 import torch
@@ -14,6 +15,28 @@ from adamerge.runtime.triton.kernels.launch import blocks, next_pow2, pdl_option
 
 # As torch.nn.functional.normalize.
 SHORTEST = 1e-12
+
+
+@triton.jit
+@no_type_check
+def sum_as_torch(a, b):
+    """`a + b` in the type that torch gives it: that of both, or float32 where they differ."""
+    wide = a.to(tl.float32) + b.to(tl.float32)
+    if a.dtype == b.dtype:
+        return wide.to(a.dtype)
+    else:
+        return wide
+
+
+@triton.jit
+@no_type_check
+def product_as_torch(a, b):
+    """`a * b` in the type that torch gives it: that of both, or float32 where they differ."""
+    wide = a.to(tl.float32) * b.to(tl.float32)
+    if a.dtype == b.dtype:
+        return wide.to(a.dtype)
+    else:
+        return wide
 
 
 @triton.jit
@@ -64,8 +87,8 @@ def _add(
         added = tl.load(branch + at * stride_branch + channel[None, :], mask=inside, other=0.0)
         if GAMMA:
             factor = tl.load(gamma + channel, mask=channel < WIDTH, other=0.0)
-            added = (added.to(tl.float32) * factor.to(tl.float32)[None, :]).to(added.dtype)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+            added = product_as_torch(added, factor[None, :])
+        value = sum_as_torch(value, added)
         tl.store(y + at * WIDTH + channel[None, :], value, mask=inside)
     wide = value.to(tl.float32)
     if INVERSE:
@@ -73,7 +96,7 @@ def _add(
         tl.store(inverse + row, 1.0 / tl.maximum(length, SHORTEST_), mask=row < rows)
     if NORM:
         out = norm_row(wide, inside, norm_factor, norm_more, eps, WIDTH)
-        tl.store(normed + at * WIDTH + channel[None, :], out.to(value.dtype), mask=inside)
+        tl.store(normed + at * WIDTH + channel[None, :], out.to(normed.dtype.element_ty), mask=inside)
 
 
 def add(
@@ -87,11 +110,12 @@ def add(
 ) -> tuple[Packed, Packed | None, PerRow | None]:
     """`x + gamma * branch`, its layer norm if asked for, and one over the length of each row if asked for.
 
-    Rows from `counted[0]` on are neither read nor written.
+    Where `x`, `branch` and `gamma` differ in dtype, the sum has the dtype that torch gives it.  Rows from `counted[0]`
+    on are neither read nor written.
     """
     rows, width = x.shape
-    y = x if branch is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    normed = None if norm is None else torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    y = x if branch is None else torch.empty((rows, width), dtype=sum_dtype(x, branch, gamma), device=x.device)
+    normed = None if norm is None else torch.empty((rows, width), dtype=norm.dtype or y.dtype, device=x.device)
     lengths = torch.empty(rows, dtype=torch.float32, device=x.device) if inverse else None
     if rows == 0:
         return y, normed, lengths
@@ -109,6 +133,12 @@ def add(
     return y, normed, lengths
 
 
+def sum_dtype(x: Packed, branch: Packed | None, gamma: Float[Tensor, " d"] | None) -> torch.dtype:
+    """The dtype of `x + gamma * branch`."""
+    dtypes = [each.dtype for each in (branch, gamma) if each is not None]
+    return reduce(torch.promote_types, dtypes, x.dtype)
+
+
 def add_reference(
     x: Packed,
     branch: Packed | None,
@@ -123,4 +153,5 @@ def add_reference(
     normed = None
     if norm is not None:
         normed = torch.nn.functional.layer_norm(x, x.shape[1:], norm.weight, norm.bias, norm.eps)
+        normed = normed.to(norm.dtype or x.dtype)
     return x, normed, 1 / x.float().norm(dim=1).clamp_min(SHORTEST) if inverse else None
