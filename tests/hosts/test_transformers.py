@@ -149,6 +149,24 @@ def test_gradient_checkpointing_is_refused_while_training(name):
     member.see(model, images).sum().backward()
 
 
+@pytest.mark.parametrize("name", ["ViT", "DINOv2"])
+def test_masks_that_the_library_makes_while_it_is_captured_are_no_masks(name, monkeypatch):
+    """5.x cannot look at values then, and until 5.9 it makes a mask although nobody gave one."""
+    masks = pytest.importorskip("transformers.masking_utils")
+    if not hasattr(masks, "_ignore_bidirectional_mask_sdpa"):
+        pytest.skip("this version makes no masks for these models")
+    member = member_named(name)
+    model, images = adamerge.apply(member.build(), tome(3)), member.images()
+    with torch.inference_mode():
+        expected = member.see(model, images)
+        monkeypatch.setattr(masks, "_ignore_bidirectional_mask_sdpa", lambda *_, **__: False)
+        assert torch.equal(member.see(model, images), expected)
+        trace = adamerge.trace(model)
+        mask = torch.ones(len(images), trace.prefix + trace.patches)
+        with pytest.raises(BadOption, match="attention masks and merging do not go together"):
+            model(images, attention_mask=mask)
+
+
 def test_attention_masks_are_refused():
     member = member_named("ViT")
     model, images = adamerge.apply(member.build(), tome(3)), member.images()

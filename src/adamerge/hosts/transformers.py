@@ -125,10 +125,20 @@ class TransformersConvention(CallConvention):
 
     def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         # Older releases of torch do not say so, and cannot export these models.
-        if getattr(torch.compiler, "is_exporting", bool)():
-            # 5.x cannot skip an empty mask while it is traced, and a traced mask has no values to look at.
-            args = tuple(value for value in args if not isinstance(value, Tensor))
+        exporting = getattr(torch.compiler, "is_exporting", bool)()
+        # 5.x makes a mask of nothing while it is traced or captured.  A mask that is exported has no memory to look at.
+        args = tuple(
+            value for value in args if not (isinstance(value, Tensor) and (exporting or _hides_nothing(value)))
+        )
+        kwargs = {
+            name: value for name, value in kwargs.items() if name != "attention_mask" or not _hides_nothing(value)
+        }
         return super().rotary_tables(args, kwargs)
+
+
+def _hides_nothing(mask: Any) -> bool:
+    """Whether a mask has, by its memory layout, one value for all keys of a query, so that it changes no attention."""
+    return isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[-1] > 1 and mask.stride(-1) == 0
 
 
 def host(model: nn.Module) -> Host:
