@@ -15,7 +15,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ def answer(device: str) -> None:
         print(json.dumps(result), flush=True)
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """All cases of a device, both checkouts in turn."""
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All cases of a device, both checkouts in turn: a row for each case, as soon as it is measured."""
     trees = {"before": arguments.before, "after": arguments.after}
     workers = [Worker.start(label, tree, arguments.device) for label, tree in trees.items()]
     recipes = workers[0].ask(what="recipes")
@@ -138,7 +138,6 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     batches, ways = CASES[arguments.device]
     cases = [("none", None, "plain", batch) for batch in batches]
     cases += [(name, text, way, batch) for batch in batches for way in ways for name, text in recipes.items()]
-    rows = []
     for name, text, way, batch in cases:
         warm = [worker.ask(what="prepare", recipe=text, way=way, batch=batch) for worker in workers]
         calls = max(1, min(50, round(SPAN_MS / min(warm))))
@@ -151,9 +150,8 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         row = {"model": MODEL, "batch": batch, "method": name, "way": way, "before_ms": before, "after_ms": after}
         row |= {"ratio": after / before, "rounds": arguments.rounds, **about, "date": date}
-        rows.append(row)
         print(f"{name:10} {way:10} batch {batch:4}: {before:9.3f} -> {after:9.3f} ms, {after / before:.3f}", flush=True)
-    return rows
+        yield row
 
 
 def main() -> None:
@@ -171,14 +169,14 @@ def main() -> None:
         return
     if arguments.before is None:
         parser.error("--before is needed: a checkout of the library to compare with")
-    rows = measure(arguments)
-    if arguments.out is not None:
-        new = not arguments.out.exists()
-        with arguments.out.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            if new:
-                writer.writeheader()
-            writer.writerows(rows)
+    for row in measure(arguments):
+        if arguments.out is not None:
+            new = not arguments.out.exists()
+            with arguments.out.open("a", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, list(row))
+                if new:
+                    writer.writeheader()
+                writer.writerow(row)
 
 
 if __name__ == "__main__":

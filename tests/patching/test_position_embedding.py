@@ -17,6 +17,9 @@ from adamerge.patching.apply import stack_of
 
 pytest.importorskip("triton")
 
+# Kernels run on a CUDA device or, by Triton's interpreter, on a CPU.
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
 
 def kernel_pays(model: Any, x: Tensor) -> bool:
     return positions.kernel_pays(stack_of(model).selector, model, x)
@@ -24,7 +27,7 @@ def kernel_pays(model: Any, x: Tensor) -> bool:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_kernel_gives_what_the_host_gives(family, monkeypatch):
-    model, images = build(family), pictures(3)
+    model, images = build(family).to(DEVICE), pictures(3).to(DEVICE)
     with torch.inference_mode():
         x = model.patch_embed(images).contiguous()
         expected = model._pos_embed(x)
@@ -61,12 +64,12 @@ def test_positions_of_another_size_are_the_hosts_to_refuse(monkeypatch):
 
 
 def test_dropout_is_the_hosts(monkeypatch):
-    model = build("vit", pos_drop_rate=1.0)
+    model = build("vit", pos_drop_rate=1.0).to(DEVICE)
     adamerge.apply(model, tome(2))
     monkeypatch.setattr(positions, "half_precision_inference", lambda *_: True)
     model.train()
     with torch.no_grad():
-        x = model.patch_embed(pictures(1)).contiguous()
+        x = model.patch_embed(pictures(1).to(DEVICE)).contiguous()
         assert kernel_pays(model, x)
         assert not model._pos_embed(x).any()
 
