@@ -11,6 +11,7 @@ from tqdm import tqdm
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
+from adamerge.core.requirements import check_can_run
 from adamerge.core.stats import LayerStats, summarise
 from adamerge.data.batches import Images, batches, number_of_batches
 from adamerge.hosts.base import Host, find_host, image_entry
@@ -62,6 +63,7 @@ def calibrate(
             "pass a list or a DataLoader"
         )
     host = find_host(model)
+    check_can_run(recipe, host.depth, host.class_token, with_stats=False)
     with temporarily_patched(model), torch.no_grad():
         if how == "sequential":
             passes, stats = 1, _sequential(host, model, images, recipe, progress)

@@ -10,6 +10,7 @@ import torch
 from adamerge.core.checks import check_number, check_numbers
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence
+from adamerge.core.layer_numbers import calibrated, check_length, wanted
 from adamerge.core.match import Links
 from adamerge.core.parts import part
 from adamerge.core.stats import LayerStats
@@ -23,38 +24,14 @@ MOST_TOKENS = 2**31
 LOWEST_THRESHOLD = -1e9
 
 
-def wanted(r: float | tuple[float, ...], layer: int, name: str = "r") -> float:
-    """The number of a layer: `r` itself, or its entry for the layer if `r` has one for each."""
-    if not isinstance(r, tuple):
-        return r
-    if layer >= len(r):
-        raise BadOption(
-            f"{name} gives a number for each of {len(r)} layers but layer {layer} was asked for; "
-            "was it tuned for another model? Give one number for each block of this one."
-        )
-    return r[layer]
-
-
-def calibrated(stats: LayerStats | None, layer: int) -> LayerStats:
-    """`stats`, checked: an error if there are none or they do not cover this layer."""
-    if stats is None:
-        raise BadStats(
-            "this recipe adapts to calibrated statistics and has none; make them with "
-            "`stats = adamerge.calibrate(model, images, recipe)` and pass stats=stats"
-        )
-    if layer >= stats.depth:
-        raise BadStats(
-            f"stats cover {stats.depth} layers but layer {layer} was asked for; "
-            "were they calibrated on another model? Run `adamerge calibrate` on this one."
-        )
-    return stats
-
-
 @runtime_checkable
 class Budget(Protocol):
     """A count rule: how many tokens of each image merge at a layer.
 
     A layer is idle where `may_merge` is False: no backend computes salience or links there.
+
+    A budget may have a method `check_depth(depth, *, with_stats)`, which raises an error where it cannot run on a model
+    of `depth` blocks.  Calibration calls it with `with_stats=False`, before there are statistics.
     """
 
     @property
@@ -113,6 +90,9 @@ class Fixed:
         if isinstance(self.delay, bool) or not isinstance(self.delay, int) or self.delay < 0:
             raise BadOption(f"delay is a number of layers and must be a whole number >= 0; got {self.delay!r}")
 
+    def check_depth(self, depth: int, *, with_stats: bool = True) -> None:
+        check_length("r", self.r, depth)
+
     @property
     def ragged(self) -> bool:
         return False
@@ -157,6 +137,11 @@ class ZScore:
         check_number("temperature", self.temperature)
         if self.temperature <= 0:
             raise BadOption(f"temperature divides the z-score and must be > 0; got {self.temperature!r}")
+
+    def check_depth(self, depth: int, *, with_stats: bool = True) -> None:
+        check_length("r_max", self.r_max, depth)
+        if with_stats and self.ragged:
+            calibrated(self.stats, depth - 1)
 
     @property
     def ragged(self) -> bool:
@@ -206,6 +191,11 @@ class Threshold:
 
     def __post_init__(self) -> None:
         check_numbers("r", self.r)
+
+    def check_depth(self, depth: int, *, with_stats: bool = True) -> None:
+        check_length("r", self.r, depth)
+        if with_stats and self.ragged:
+            self.known(depth - 1)
 
     @property
     def ragged(self) -> bool:

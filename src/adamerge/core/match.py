@@ -1,7 +1,7 @@
 """The links part of a recipe: which token may merge into which, and with what value."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -140,6 +140,8 @@ class Tokens:
 @dataclass(frozen=True)
 class Keys:
     """Similarity is that of the attention keys, averaged over heads (ToMe)."""
+
+    needs_attention: ClassVar[str] = "keys"
 
     def __call__(self, evidence: Evidence) -> Features:
         return evidence.keys

@@ -1,7 +1,7 @@
 """The salience part of a recipe: how much each token matters."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -91,6 +91,9 @@ class Centrality:
 class ClassAttention:
     """The class token's attention to each token, averaged over heads."""
 
+    needs_attention: ClassVar[str] = "weights"
+    needs_class_token: ClassVar[bool] = True
+
     def __call__(self, evidence: Evidence) -> PerToken:
         return evidence.class_attention
 
@@ -103,6 +106,8 @@ class ClassAttention:
 class Sharpness:
     """The negative entropy of a token's attention, min-max scaled; values below the mean become 0, as background
     (vid-TLDR)."""
+
+    needs_attention: ClassVar[str] = "weights"
 
     def __call__(self, evidence: Evidence) -> PerToken:
         sharp = torch.special.entr(evidence.attention).sum(-1).neg()[:, evidence.prefix :]
@@ -122,6 +127,9 @@ class ClassShare:
     Unlike min-max scaling, it does not depend on the single most attended token, and it is comparable across images.
     """
 
+    needs_attention: ClassVar[str] = "weights"
+    needs_class_token: ClassVar[bool] = True
+
     def __call__(self, evidence: Evidence) -> PerToken:
         return scale_to_mean_one(evidence.class_attention, evidence)
 
@@ -136,6 +144,8 @@ class AttentionShare:
 
     It needs the full attention matrix, so that scores are computed a second time when attention is fused.
     """
+
+    needs_attention: ClassVar[str] = "weights"
 
     def __call__(self, evidence: Evidence) -> PerToken:
         weights = evidence.attention

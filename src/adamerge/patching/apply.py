@@ -11,6 +11,7 @@ from torch import nn
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
+from adamerge.core.requirements import check_can_run
 from adamerge.core.stats import LayerStats
 from adamerge.hosts.base import find_host
 from adamerge.patching.stack import Stack, install, installed
@@ -51,6 +52,8 @@ def apply(
     host = find_host(model)
     if recipe.stats is not None:
         host.check(recipe.stats)
+    check_can_run(recipe, host.depth, host.class_token)
+    if recipe.stats is not None:
         _warn_if_stats_of_another_recipe(recipe, recipe.stats)
     install(host, Stack(host, recipe, runtime, cuda_graphs=cuda_graphs))
     return model

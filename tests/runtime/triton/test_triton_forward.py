@@ -161,10 +161,8 @@ def test_intermediate_layers_have_the_hosts_shape():
 
 @pytest.mark.parametrize("recipe", [adamerge.methods.adamerge(4.0), dymu(2.0)], ids=["z-score", "threshold"])
 def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(recipe):
-    model = adamerge.apply(build("vit").to(DEVICE), recipe, "packed")
-    with_kernels(model)
-    with torch.inference_mode(), pytest.raises(BadStats, match="adapts to calibrated statistics and has none"):
-        model(pictures(1).to(DEVICE))
+    with pytest.raises(BadStats, match="adapts to calibrated statistics and has none"):
+        adamerge.apply(build("vit").to(DEVICE), recipe, "packed")
 
 
 # Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.

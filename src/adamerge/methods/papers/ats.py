@@ -1,6 +1,7 @@
 """ATS: adaptive token sampling (Fayyaz et al., ECCV 2022)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ class Sampled:
     `first` share of the depth.
     """
 
+    needs_attention: ClassVar[str] = "values"
     points: float
     first: float = 0.25
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,7 @@ class ByEnergy:
     second half only the `2 r` tokens of highest energy, and the others are protected.
     """
 
+    needs_attention: ClassVar[str] = "keys"
     margin: float
     budget: Any
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore, calibrated
+from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore
 from adamerge.core.combine import Average, BySalience, BySalienceAndSize, BySize, Drop, MeanNorm
+from adamerge.core.layer_numbers import calibrated
 from adamerge.core.match import (
     Alternating,
     Bipartite,
