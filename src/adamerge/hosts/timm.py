@@ -19,7 +19,7 @@ from adamerge.core.errors import UnsupportedModel
 from adamerge.hosts.base import Host
 from adamerge.hosts.block_params import PlainBlockLayers, extract_params
 from adamerge.hosts.call_convention import CallConvention
-from adamerge.runtime.block_view import BlockShape, PlainBlockParams
+from adamerge.runtime.block_view import BlockShape, LinearParams, PlainBlockParams, Rotation
 
 SUPPORTED = (
     "VisionTransformer models (ViT, DeiT, DeiT distilled, DeiT-III, DINOv2, CLIP, SigLIP, MAE) and Eva models "
@@ -141,17 +141,43 @@ class TimmRotaryBlock(TimmBlock):
     def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         return apply_rot_embed_cat(x, rows[0], half=getattr(self.attn, "rotate_half", False))
 
+    def rotation(self, tables: tuple[Tensor, ...]) -> Rotation:
+        sin, cos = tables[0].chunk(2, -1)
+        return Rotation(cos, sin, interleaved=not getattr(self.attn, "rotate_half", False))
+
     def project(self, attended: Tensor) -> Tensor:
         return self.block.drop_path1(_scaled(_project(self.attn, attended), self.block.gamma_1))
 
     def mlp(self, x: Tensor) -> Tensor:
         return self.block.drop_path2(_scaled(self.block.mlp(self.block.norm2(x)), self.block.gamma_2))
 
+    def params(self) -> PlainBlockParams | None:
+        block, attn, mlp = self.block, self.attn, self.block.mlp
+        if type(block) is not EvaBlock or block.training or type(mlp) is not Mlp or attn.qkv is None:
+            return None
+        layers = PlainBlockLayers(
+            norm1=block.norm1,
+            qkv=attn.qkv,
+            project=attn.proj,
+            gamma1=block.gamma_1,
+            norm2=block.norm2,
+            fc1=mlp.fc1,
+            act=mlp.act,
+            fc2=mlp.fc2,
+            gamma2=block.gamma_2,
+            idle=(attn.q_norm, attn.k_norm, attn.norm, mlp.norm),
+            around=(block, attn, mlp),
+        )
+        found = extract_params(layers)
+        if found is None or getattr(attn, "q_bias", None) is None:
+            return found
+        return replace(found, qkv=LinearParams(attn.qkv.weight, _separate_bias(attn)))
+
 
 class RotaryPostNormBlock(PostNormBlock):
     """timm's EvaBlockPostNorm."""
 
-    turn = TimmRotaryBlock.turn
+    turn, rotation = TimmRotaryBlock.turn, TimmRotaryBlock.rotation
 
 
 VIEWS = {
@@ -236,8 +262,12 @@ def _packed(attn: Any, y: Tensor) -> Tensor:
     # EVA alone keeps the biases apart from the weights, and none for keys.
     if getattr(attn, "q_bias", None) is None:
         return attn.qkv(y)
-    bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
+    bias = _separate_bias(attn)
     return attn.qkv(y) + bias if attn.qkv_bias_separate else linear(y, attn.qkv.weight, bias)
+
+
+def _separate_bias(attn: Any) -> Tensor:
+    return torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
 
 
 def _project(attn: Any, attended: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from adamerge.core.errors import BadOption, UnsupportedModel
 from adamerge.hosts.base import BlockStack, Host
 from adamerge.hosts.call_convention import WEIGHTS, CallConvention
 from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, BlockPaths, Kind
-from adamerge.runtime.block_view import BlockShape
+from adamerge.runtime.block_view import BlockShape, Rotation
 
 # The module whose hooks record hidden states in 5.x.
 RECORDER = "transformers.utils.output_capturing"
@@ -93,6 +93,10 @@ class RotaryBlock(Block):
         cos, sin = rows
         low, high = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
         return (x * cos) + (torch.cat((-high, low), dim=-1) * sin)
+
+    def rotation(self, tables: tuple[Tensor, ...]) -> Rotation:
+        cos, sin = tables
+        return Rotation(cos, sin, interleaved=False)
 
 
 @dataclass(frozen=True)

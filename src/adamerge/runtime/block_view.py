@@ -106,14 +106,30 @@ class View(Protocol):
     def mlp(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]: ...
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """Rotary tables as kernels read them: `(patches, k)` or `(heads, patches, k)`.
+
+    Channels are turned in pairs: channels 2i and 2i + 1 if `interleaved`, else i and i + k / 2.
+    """
+
+    cos: Float[Tensor, "*heads patches k"]
+    sin: Float[Tensor, "*heads patches k"]
+    interleaved: bool
+
+
 @runtime_checkable
 class RotaryView(View, Protocol):
     """A block that turns its queries and keys by the places of their tokens (rotary position embedding).
 
     The host hands its blocks tables with a row for each patch; a merged token takes the row of its `place`, the first
     patch it stands for.  Prefix tokens are not turned.  Tables are `(patches, k)` or, with one for each head,
-    `(heads, patches, k)`.
+    `(heads, patches, k)`.  The reference calls `turn`; kernels turn by `rotation`, and do not run without it.
     """
+
+    def rotation(self, tables: tuple[Tensor, ...]) -> Rotation:
+        """The host's tables as kernels read them."""
+        ...
 
     def turn(
         self, x: Float[Tensor, "b n h k"], rows: tuple[Float[Tensor, "b n #h _"], ...]

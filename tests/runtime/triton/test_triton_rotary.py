@@ -1,0 +1,220 @@
+"""Hosts that turn queries and keys by their places: the kernels do what the reference does."""
+
+import copy
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hosts.families import RECIPES
+from hosts.zoo import ZOO, Member
+from torch import Tensor, nn
+from triton.runtime.errors import OutOfResources
+
+import adamerge
+from adamerge.hosts.base import find_host
+from adamerge.methods import random, tome
+from adamerge.patching.apply import stack_of
+from adamerge.runtime import backend
+from adamerge.runtime.block_view import PlainView
+from adamerge.runtime.triton import forward
+from adamerge.runtime.triton.graph_cache import CALLS_BEFORE_CAPTURE, GraphCache
+from adamerge.runtime.triton.graph_capture import CapturedGraph
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES = ("EVA-02", "EVA-02_large", "DINOv3", "Perception_Encoder", "rotary_ViT_with_mixed_tables", "rotary_post-norm")
+ROTARY = [member for member in ZOO if str(member) in {*(f"timm/{name}" for name in NAMES), "transformers/DINOv3"}]
+DINOV3 = next(member for member in ROTARY if str(member) == "timm/DINOv3")
+CHOSEN = RECIPES | {"decided by the reference": lambda model, images: random(2)}
+
+
+def with_kernels(model: nn.Module) -> None:
+    """Run the kernels even where there is no device for them: the interpreter stands in."""
+    selector = stack_of(model).selector
+    selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
+
+
+def made(member: Member) -> tuple[Any, Tensor]:
+    member.require()
+    return member.build().to(DEVICE), member.images(3).to(DEVICE)
+
+
+def test_all_rotary_families_are_tried():
+    assert len(ROTARY) == len(NAMES) + 1
+
+
+@pytest.mark.parametrize("recipe", CHOSEN)
+@pytest.mark.parametrize("member", ROTARY, ids=str)
+def test_same_plans_same_outputs(member: Member, recipe):
+    model, images = made(member)
+    chosen = CHOSEN[recipe](model, images)
+    with torch.inference_mode():
+        expected = member.see(adamerge.apply(model, chosen, "reference"), images)
+        before = adamerge.trace(model)
+        adamerge.apply(model, chosen)
+        with_kernels(model)
+        found = member.see(model, images)
+    after = adamerge.trace(model)
+    assert expected.std() > 0.01
+    assert torch.equal(before.r, after.r) and before.merged.sum() > 0
+    assert torch.equal(before.slots(), after.slots())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rotary_batch_on_cuda_takes_the_kernels_and_on_a_cpu_the_reference(monkeypatch):
+    model, _ = made(DINOV3)
+    monkeypatch.setattr(backend, "why_no_kernels", lambda: None)
+    selector = stack_of(adamerge.apply(model, tome(2))).selector
+    tokens: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
+    with torch.inference_mode():
+        assert selector.why_reference(tokens, False) is None
+        adamerge.apply(model.cpu(), tome(2), "packed")
+        with pytest.warns(UserWarning, match="turns its queries and keys.*; the reference runs instead"):
+            model(DINOV3.images(1))
+
+
+def test_a_view_that_can_only_turn_takes_the_reference():
+    model, _ = made(DINOV3)
+    host = find_host(model)
+    views: Any = [SimpleNamespace(turn=lambda x, rows: x, block=view) for view in host.views]
+    tokens: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
+    selector = backend.BackendSelector(views, tome(2), 5, True, "auto", rotary=True)
+    with torch.inference_mode():
+        reason = selector.why_reference(tokens, False)
+    assert reason is not None and "has no `rotation`" in reason
+    assert not selector.may_pack
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", ["timm/DINOv3", "timm/EVA-02"])
+def test_counts_under_capture_stay_on_the_device(name):
+    """Without asking for counts, arrays keep their length and the result is the same."""
+    member = next(member for member in ROTARY if str(member) == name)
+    model, images = made(member)
+    adamerge.apply(model, RECIPES["adaptive"](model, images))
+    with_kernels(model)
+    with torch.inference_mode():
+        expected = member.see(model, images)
+        stack_of(model).selector.triton().is_capturing = lambda x: True
+        torch.testing.assert_close(member.see(model, images), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_errs_no_more_than_twice_as_the_reference():
+    model, images = made(DINOV3)
+    with torch.inference_mode():
+        exact = adamerge.apply(copy.deepcopy(model).double(), tome(3), "reference")(images.double())
+        half = adamerge.apply(model.half(), tome(3), "reference")(images.half())
+        adamerge.apply(model, tome(3))
+        with_kernels(model)
+        assert (model(images.half()) - exact).norm() <= 2 * (half - exact).norm()
+
+
+def test_a_batch_without_images_gives_outputs_without_images():
+    model, images = made(DINOV3)
+    adamerge.apply(model, tome(2))
+    with_kernels(model)
+    with torch.inference_mode():
+        assert model(images[:0]).shape == (0, 10)
+
+
+@pytest.mark.parametrize("kernel, fails", [("rotate", 0), ("rotate", 2), ("unfold", 0)])
+def test_where_a_kernel_cannot_run_the_reference_turns_all_layers(kernel, fails, monkeypatch):
+    model, images = made(DINOV3)
+    own, calls = getattr(forward, kernel), []
+
+    def refuses(*args, **kwargs):
+        calls.append(args)
+        if len(calls) > fails:
+            raise OutOfResources(300_000, 101_376, "shared memory")
+        return own(*args, **kwargs)
+
+    with torch.inference_mode():
+        expected = adamerge.apply(model, tome(2), "reference")(images)
+        adamerge.apply(model, tome(2))
+        with_kernels(model)
+        monkeypatch.setattr(forward, kernel, refuses)
+        with pytest.warns(UserWarning, match="a kernel does not run on this device"):
+            found = model(images)
+    tolerance = 0.0 if DEVICE == "cpu" else 1e-5
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+
+
+class Recorded:
+    """In place of a CUDA graph: reads the same tensors at every replay and overwrites the same output."""
+
+    def __init__(self, run: Any, examples: tuple[Tensor, ...]):
+        self.run, self.inputs = run, examples
+        self.output = run(*examples)
+
+    def replay(self) -> None:
+        self.output[0].copy_(self.run(*self.inputs)[0])
+
+
+@pytest.mark.parametrize("name", ["timm/DINOv3", "timm/rotary_ViT_with_mixed_tables", "transformers/DINOv3"])
+def test_graphs_read_the_tables_of_every_call(name, monkeypatch):
+    """The graph of a square grid replays a wide one of as many patches: the tables are others."""
+    member = next(member for member in ROTARY if str(member) == name)
+    model, images = made(member)
+    captured: list[Recorded] = []
+
+    def capture(run: Any, *examples: Tensor, pool: Any = None) -> CapturedGraph:
+        captured.append(Recorded(run, examples))
+        return CapturedGraph(captured[-1], examples, captured[-1].output, [])
+
+    with torch.inference_mode():
+        stack = stack_of(adamerge.apply(model, tome(2)))
+        with_kernels(model)
+        expected = member.see(model, images)
+        stack._graphs = GraphCache(stack._run_blocks, stack.graphs._make_watch, capture)
+        monkeypatch.setattr(type(stack), "_may_replay", lambda self, x: True)
+        for _ in range(CALLS_BEFORE_CAPTURE + 2):
+            torch.testing.assert_close(member.see(model, images), expected, rtol=1e-5, atol=1e-5)
+        assert len(captured) == 1 and len(captured[0].inputs) > 1
+        for static in captured[0].inputs[1:]:
+            static.zero_()
+        torch.testing.assert_close(member.see(model, images), expected, rtol=1e-5, atol=1e-5)
+        assert len(captured) == 1
+
+
+def is_plain(view: Any) -> bool:
+    return isinstance(view, PlainView) and view.params() is not None
+
+
+def test_which_rotary_blocks_are_plain():
+    found = {str(member): {is_plain(view) for view in find_host(made(member)[0]).views} for member in ROTARY[:6]}
+    plain = {"timm/DINOv3", "timm/Perception_Encoder", "timm/rotary_ViT_with_mixed_tables"}
+    assert found == {str(member): {str(member) in plain} for member in ROTARY[:6]}
+
+
+@pytest.mark.parametrize("name", ["vit_base_patch16_dinov3", "vit_base_patch16_dinov3_qkvb", "vit_pe_core_base_patch16_224"])
+def test_dinov3_of_timm_is_plain(name):
+    timm = pytest.importorskip("timm", minversion="1.0.20")
+    with torch.device("meta"):
+        model = timm.create_model(name).eval()
+    assert all(map(is_plain, find_host(model).views))
+
+
+def test_biases_that_are_kept_apart_are_those_of_now():
+    model, _ = made(next(member for member in ZOO if str(member) == "timm/EVA"))
+    view: Any = find_host(model).views[0]
+    bias = view.attn
+    with torch.no_grad():
+        bias.q_bias.fill_(2)
+        bias.v_bias.fill_(3)
+    width = len(bias.q_bias)
+    params = view.params()
+    assert params.qkv.bias.tolist() == [2.0] * width + [0.0] * width + [3.0] * width
+    assert params.qkv.weight is bias.qkv.weight
+
+
+def test_hosts_with_a_table_that_is_switched_off_run_too():
+    """timm's EVA of the first kind hands its blocks no table."""
+    member = next(member for member in ZOO if str(member) == "timm/EVA")
+    model, images = made(member)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = member.see(adamerge.apply(model, tome(3), "reference"), images)
+        adamerge.apply(model, tome(3))
+        with_kernels(model)
+        torch.testing.assert_close(member.see(model, images), expected, rtol=1e-4, atol=1e-4)
