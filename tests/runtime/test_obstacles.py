@@ -28,9 +28,9 @@ def no_capture(monkeypatch):
 
 def test_nothing_is_in_the_way_of_inference_in_a_known_dtype():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        assert find_obstacle(replace(GOOD, dtype=dtype), True, False, kernels_run) is None
+        assert find_obstacle(replace(GOOD, dtype=dtype), True, None, kernels_run) is None
     on_cpu = BatchFacts("cpu", torch.float64, gradients=False, training=False, autocast=False)
-    assert find_obstacle(on_cpu, True, False, lambda: "no kernels") is None
+    assert find_obstacle(on_cpu, True, None, lambda: "no kernels") is None
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ def test_nothing_is_in_the_way_of_inference_in_a_known_dtype():
     ],
 )
 def test_an_obstacle_has_a_reason_and_what_to_do(change, reason, advice):
-    found = find_obstacle(replace(GOOD, **change), True, False, kernels_run)
+    found = find_obstacle(replace(GOOD, **change), True, None, kernels_run)
     assert found is not None and reason in found.reason and advice in (found.advice or "")
 
 
 def test_missing_kernels_are_an_obstacle():
-    found = find_obstacle(GOOD, True, False, lambda: "Triton is not installed")
+    found = find_obstacle(GOOD, True, None, lambda: "Triton is not installed")
     assert found is not None and found.reason == "Triton is not installed" and "Triton" in (found.advice or "")
 
 
 def test_training_and_recipes_that_merge_nothing_are_no_surprise():
-    training = find_obstacle(replace(GOOD, training=True, gradients=True), True, False, kernels_run)
-    nothing = find_obstacle(replace(GOOD, gradients=True), False, False, kernels_run)
+    training = find_obstacle(replace(GOOD, training=True, gradients=True), True, None, kernels_run)
+    nothing = find_obstacle(replace(GOOD, gradients=True), False, None, kernels_run)
     assert training is not None and training.advice is None
     assert nothing is not None and nothing.advice is None
 

@@ -74,7 +74,7 @@ class BackendSelector:
     @property
     def may_pack(self) -> bool:
         """Whether any batch can take the packed or the triton backend."""
-        return self.runtime != "reference" and not self.rotary and self.merges
+        return self.runtime != "reference" and self._why_no_rotation("cuda") is None and self.merges
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
@@ -104,7 +104,17 @@ class BackendSelector:
 
     def _obstacle(self, x: Tensor, training: bool) -> Obstacle | None:
         batch = read_facts(x, training)
-        return find_obstacle(batch, self.merges, self.rotary, lambda: self.triton_failure or why_no_kernels())
+        rotation = self._why_no_rotation(batch.device)
+        return find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+
+    def _why_no_rotation(self, device: str) -> str | None:
+        """Why this host's queries and keys cannot be turned without the reference; None if they can or need not."""
+        if not self.rotary:
+            return None
+        if device != "cuda":
+            return "this host turns its queries and keys by their places"
+        unknown = [type(view).__name__ for view in self.views if not hasattr(view, "rotation")]
+        return f"the view of a block, {unknown[0]}, has no `rotation`, by which kernels turn" if unknown else None
 
     def _warn_of(self, obstacle: Obstacle) -> None:
         """Say that the reference runs: always where "packed" was asked for, else where it is a surprise."""
@@ -203,21 +213,24 @@ class TritonWithFallback:
         self.cannot_run: type[Exception] = CannotRun
         self.forward = selector.triton().start(x)
         self.fallback: ReferenceBackend | None = None
+        # The rotary tables of the layers so far, for the reference.
+        self.tables: list[Tables] = []
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         if self.fallback is None:
             try:
-                return self.forward.step(layer)
+                self.forward.step(layer, tables)
+                return self.tables.append(tables)
             except self.cannot_run as error:
-                self.fallback = self._start_fallback(error, layer)
-        self.fallback.step(layer)
+                self.fallback = self._start_fallback(error)
+        self.fallback.step(layer, tables)
 
     def finish(self) -> Tensor:
         if self.fallback is None:
             try:
                 return self.forward.finish()
             except self.cannot_run as error:
-                self.fallback = self._start_fallback(error, len(self.views))
+                self.fallback = self._start_fallback(error)
         return self.fallback.finish()
 
     def build_trace(self) -> Trace | BuildTrace:
@@ -225,12 +238,12 @@ class TritonWithFallback:
             return self.fallback.build_trace()
         return _lazy_trace(self.forward.state, self.selector.recipe)
 
-    def _start_fallback(self, error: Exception, layers: int) -> ReferenceBackend:
-        """The reference backend after `layers` layers."""
+    def _start_fallback(self, error: Exception) -> ReferenceBackend:
+        """The reference backend after the layers so far."""
         self.selector.disable_triton(error)
         backend = ReferenceBackend(self.selector, self.x, self.views)
-        for layer in range(layers):
-            backend.step(layer)
+        for layer, tables in enumerate(self.tables):
+            backend.step(layer, tables)
         return backend
 
 

@@ -35,14 +35,14 @@ def read_facts(x: Tensor, training: bool) -> BatchFacts:
 
 
 def find_obstacle(
-    batch: BatchFacts, merges: bool, rotary: bool, why_no_kernels: Callable[[], str | None]
+    batch: BatchFacts, merges: bool, why_no_rotation: str | None, why_no_kernels: Callable[[], str | None]
 ) -> Obstacle | None:
     """What keeps a batch from the packed backend, or on CUDA from the kernels; None if nothing does.
 
     Args:
         batch: the tokens and the modes of torch.
         merges: whether the recipe merges anything.
-        rotary: whether the host turns its queries and keys.
+        why_no_rotation: why kernels cannot turn the host's queries and keys; None if they can or need not.
         why_no_kernels: why no kernel runs here, None if they do; asked last.
     """
     if batch.training:
@@ -53,10 +53,8 @@ def find_obstacle(
         return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
     if batch.autocast:
         return Obstacle("autocast is on", "convert the model, for example model.to(torch.bfloat16), and leave it out")
-    if rotary:
-        return Obstacle(
-            "this host turns its queries and keys by their places", "apply the recipe to a model without rotary tables"
-        )
+    if why_no_rotation is not None:
+        return Obstacle(why_no_rotation, "give the view a `rotation`, as docs/add-a-model.md shows")
     if batch.device != "cuda":
         return None
     if batch.dtype not in KERNEL_DTYPES:

@@ -62,7 +62,7 @@ def test_same_plans_same_outputs(member: Member, recipe):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_rotary_batch_on_cuda_takes_the_kernels_and_on_a_cpu_the_reference(monkeypatch):
+def test_a_rotary_batch_on_cuda_takes_the_kernels_and_on_a_cpu_the_reference(monkeypatch, unchecked):
     model, _ = made(DINOV3)
     monkeypatch.setattr(backend, "why_no_kernels", lambda: None)
     selector = stack_of(adamerge.apply(model, tome(2))).selector
@@ -74,10 +74,11 @@ def test_a_rotary_batch_on_cuda_takes_the_kernels_and_on_a_cpu_the_reference(mon
             model(DINOV3.images(1))
 
 
-def test_a_view_that_can_only_turn_takes_the_reference():
-    model, _ = made(DINOV3)
-    host = find_host(model)
-    views: Any = [SimpleNamespace(turn=lambda x, rows: x, block=view) for view in host.views]
+def test_a_view_that_does_not_say_how_it_turns_takes_the_reference(unchecked):
+    from adamerge.hosts.timm import TimmBlock
+
+    host = find_host(made(DINOV3)[0])
+    views = [TimmBlock(view.block) for view in host.views]  # pyright: ignore
     tokens: Any = SimpleNamespace(is_cuda=True, dtype=torch.float32, device=torch.device("cuda"))
     selector = backend.BackendSelector(views, tome(2), 5, True, "auto", rotary=True)
     with torch.inference_mode():
@@ -187,8 +188,10 @@ def test_which_rotary_blocks_are_plain():
     assert found == {str(member): {str(member) in plain} for member in ROTARY[:6]}
 
 
-@pytest.mark.parametrize("name", ["vit_base_patch16_dinov3", "vit_base_patch16_dinov3_qkvb", "vit_pe_core_base_patch16_224"])
-def test_dinov3_of_timm_is_plain(name):
+@pytest.mark.parametrize(
+    "name", ["vit_base_patch16_dinov3", "vit_base_patch16_dinov3_qkvb", "vit_pe_core_base_patch16_224"]
+)
+def test_large_models_of_timm_are_plain(name):
     timm = pytest.importorskip("timm", minversion="1.0.20")
     with torch.device("meta"):
         model = timm.create_model(name).eval()

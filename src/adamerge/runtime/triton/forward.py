@@ -6,6 +6,7 @@ and kernels read on the device how many rows are used.
 """
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
-from adamerge.runtime.block_view import NormParams, PlainView, View
+from adamerge.runtime.block_view import NormParams, PlainView, RotaryView, View
 from adamerge.runtime.packed import forward as packed
-from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow
+from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, RowSlots
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.profiling import stage
+from adamerge.runtime.reference import Tables
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
 from adamerge.runtime.triton.kernels.attention import attend
 from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.residual import add
+from adamerge.runtime.triton.kernels.rotate import rotate, token_places
 from adamerge.runtime.triton.kernels.unfold import unfold
 from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower
 from adamerge.runtime.triton.merging import MergeDecider, carry_out, without_merge
@@ -77,9 +80,13 @@ class TritonForward:
         self.captured, lowered = backend.is_capturing(state.x), backend.lowered
         self.gemm = GemmDispatch(self.captured and isinstance(lowered, Lowered) and lowered.budget.ragged)
         self.params = [view.params() if isinstance(view, PlainView) else None for view in backend.views]
+        # Rotary tables of the block that runs now, and the places of tokens with the history that they come from.
+        self.tables: Tables = ()
+        self._places: tuple[Tensor, RowSlots] | None = None
 
-    def step(self, layer: int) -> None:
+    def step(self, layer: int, tables: Tables = ()) -> None:
         """Run one block.  What the attention half used is freed before the MLP half begins."""
+        self.tables = tables
         state = self._attention_half(layer)
         with stage("mlp"):
             self.state = self._mlp_half(state, layer)
@@ -200,13 +207,25 @@ class TritonForward:
     def _qkv(self, state: PackedState, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
         params = self.params[layer]
         if params is None:
-            return self.backend.views[layer].qkv(state.x)
+            query, key, value = self.backend.views[layer].qkv(state.x)
+            return self._turn(query, state, layer), self._turn(key, state, layer), value
         normed = state.normed if state.normed is not None else add(state.x, None, norm=params.norm1)[1]
         assert normed is not None
         shape = self.backend.shapes[layer]
-        product = self.gemm.linear(state, normed, params.qkv)
-        query, key, value = product.unflatten(1, (3, shape.heads, shape.key_dim)).unbind(1)
+        product = self.gemm.linear(state, normed, params.qkv).unflatten(1, (3 * shape.heads, shape.key_dim))
+        self._turn(product[:, : 2 * shape.heads], state, layer, in_place=True)
+        query, key, value = product.unflatten(1, (3, shape.heads)).unbind(1)
         return query, key, value
+
+    def _turn(self, x: PackedHeads, state: PackedState, layer: int, in_place: bool = False) -> PackedHeads:
+        """Queries or keys turned by the host's rotary tables, if it has any.  Places are computed once for a merge."""
+        if not self.tables:
+            return x
+        if self._places is None or self._places[0] is not state.history:
+            self._places = state.history, token_places(state.history, state.layout)
+        view = self.backend.views[layer]
+        rotation = cast(RotaryView, view).rotation(self.tables)
+        return rotate(x, self._places[1], rotation, in_place=in_place)
 
     def _project(
         self, state: PackedState, layer: int, attended: PackedHeads

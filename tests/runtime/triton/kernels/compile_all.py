@@ -19,6 +19,7 @@ from adamerge.runtime.triton.kernels import (
     mean_key_unit,
     merge,
     residual,
+    rotate,
     unfold,
 )
 
@@ -129,5 +130,11 @@ for stream in ("HALF", "FLOAT"):
         residual._add, typed(**{stream: "x y gamma weight bias"})
         | typed(HALF="branch normed", FLOAT="inverse", INT="counted") | {"eps": "fp32"},
         INVERSE=True, COUNTED=True, SHORTEST_=1e-12, **ROW, **NORMED,
+    )  # fmt: skip
+build(rotate._token_places, typed(INT="history offsets place"), STEP=1024)
+for heads, interleaved, copy in ((1, False, False), (12, True, True)):
+    build(
+        rotate._rotate, typed(HALF="x out", FLOAT="cos sin", INT="place"), HEADS=24, TABLE_HEADS=heads, HALF=32,
+        PAIRS=32, INTERLEAVED=interleaved, COPY=copy, ROWS=8, GROUP=8,
     )  # fmt: skip
 build(unfold._unfold, typed(HALF="x out", INT="history offsets"), **ROW)
