@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import adamerge
 from adamerge import Recipe
 from adamerge.embedded import scenes
+from adamerge.hosts.base import find_host
 from adamerge.methods import adamerge as published
 from adamerge.methods import dymu, tome
 from adamerge.timing import time_call
@@ -157,6 +158,23 @@ def contenders(case: Case, model: nn.Module, images: Tensor, compiled: bool) -> 
 
 
 RECIPES: dict[str, dict[str, Recipe]] = {}
+CUTS: dict[str, dict[str, float]] = {}
+
+
+def make_recipes(case: Case, model: nn.Module, images: Tensor) -> None:
+    """The recipes of a case, and the share of the true cost that each saves on `images`."""
+    depth = find_host(model).depth
+    with torch.inference_mode():
+        probe = adamerge.apply(deepcopy(model), tome(1))
+        probe(images[:1])
+        patches = adamerge.trace(probe).patches
+    RECIPES[case.name] = {name: recipe_for(name, model, images, patches, depth) for name in case.methods}
+    unmerged, CUTS[case.name] = adamerge.flops.meter(model).unmerged().true, {}
+    for name, recipe in RECIPES[case.name].items():
+        merged = adamerge.apply(deepcopy(model), recipe)
+        with torch.inference_mode():
+            merged(images)
+        CUTS[case.name][name] = 1 - float(adamerge.flops.cost(merged).true.mean()) / float(unmerged)
 
 
 def measure(case: Case, batch: int, arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -166,16 +184,7 @@ def measure(case: Case, batch: int, arguments: argparse.Namespace) -> list[dict[
     drawn = scenes(0, max(batch, CALIBRATION), seed=5, size=case.size, device=DEVICE).images
     images = ((drawn - 0.5) / 0.5).to(case.dtype)
     if case.name not in RECIPES:
-        from adamerge.hosts.base import find_host
-
-        host = find_host(model)
-        with torch.inference_mode():
-            meter = adamerge.apply(deepcopy(model), tome(1))
-            meter(images[:1])
-            patches = adamerge.trace(meter).patches
-        RECIPES[case.name] = {
-            method: recipe_for(method, model, images[:CALIBRATION], patches, host.depth) for method in case.methods
-        }
+        make_recipes(case, model, images[:CALIBRATION])
     images = images[:batch].contiguous()
     times: dict[str, list[float]] = {}
     with case.way(), warnings.catch_warnings():
@@ -195,7 +204,8 @@ def measure(case: Case, batch: int, arguments: argparse.Namespace) -> list[dict[
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     rows = []
     for name, ms in medians.items():
-        row = {"case": case.name, "batch": batch, "contender": name, "ms": round(ms, 4)}
+        cut = CUTS[case.name].get(name.split()[0], 0.0)
+        row = {"case": case.name, "batch": batch, "contender": name, "cut_true": round(cut, 4), "ms": round(ms, 4)}
         row |= {"over_plain": round(medians["unmerged plain"] / ms, 3), "over_best": round(best / ms, 3)}
         rows.append({**row, **about, "date": date})
         print(

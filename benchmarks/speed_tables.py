@@ -88,6 +88,25 @@ def sizes_table() -> str:
     return "\n".join(lines)
 
 
+def plain_call_table() -> str:
+    """Merged models called plainly and captured, beside the unmerged model called in the same way and in the best."""
+    head = ("model, way", "batch", "unmerged, ms: plain / best", "method", "true cut", "plain call, ms", "over plain")
+    lines = [f"| {' | '.join((*head, 'over best', 'captured, ms'))} |", "|---|---:|---:|---|" + "---:|" * 5]
+    found = read("plain-call")
+    for case, batch in dict.fromkeys((row["case"], row["batch"]) for row in found):
+        rows = {row["contender"]: row for row in found if (row["case"], row["batch"]) == (case, batch)}
+        best = min(float(row["ms"]) for name, row in rows.items() if name.startswith("unmerged"))
+        unmerged = f"{float(rows['unmerged plain']['ms']):.2f} / {best:.2f}"
+        for method in dict.fromkeys(name.rpartition(" ")[0] for name in rows if not name.startswith("unmerged")):
+            row, captured = rows[f"{method} plain"], rows.get(f"{method} captured")
+            cells = [case, batch, unmerged, method, f"{float(row['cut_true']):.1%}", f"{float(row['ms']):.2f}"]
+            cells += [f"{float(row[name]):.2f}×" for name in ("over_plain", "over_best")]
+            cells.append("–" if captured is None else f"{float(captured['ms']):.2f}")
+            lines.append(f"| {' | '.join(cells)} |")
+    about = found[0]
+    return "\n".join([*lines, "", f"*{about['device']}, torch {about['torch']}, medians of {about['rounds']} rounds.*"])
+
+
 def processor_table() -> str:
     """Speed-ups on a CPU as shares of the ratio of costs: over the unmerged model, and over the runtime without
     merging (a recipe that merges one token in the last block)."""
