@@ -31,7 +31,9 @@ def test_the_part_that_the_kernels_do_not_know_is_named(recipe, reason):
 
 
 def test_salience_by_the_class_token_needs_one():
-    assert lowered(protect(r=2.0)).class_attention
+    assert lowered(protect(r=2.0)).attention_from == "class token"
+    assert lowered(protect(r=2.0, class_token=False)).attention_from == "all tokens"
+    assert lowered(tome(2)).attention_from is None
     found = lower(protect(r=2.0), prefix=0, class_token=False)
     assert isinstance(found, NotLowered) and found.reason.startswith("salience ClassShare")
 

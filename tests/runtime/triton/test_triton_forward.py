@@ -55,6 +55,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
     "keep": lambda model, images: evit(0.6),
     "random": lambda model, images: random(2),
     "preset": lambda model, images: calibrated(model, protect(r=2.5)),
+    "preset without class token": lambda model, images: calibrated(model, protect(r=2.5, class_token=False)),
     "preset on tokens": lambda model, images: calibrated(model, by_tokens(protect(r=2.5))),
     "static preset": lambda model, images: replace(protect(static=True, r=2.5), weight=BySize()),
     "tokens alone": lambda model, images: replace(by_tokens(protect(0.0, static=True, r=2.0)), salience=Uniform()),

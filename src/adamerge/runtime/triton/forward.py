@@ -169,9 +169,9 @@ class TritonForward:
         scale, logs = self.backend.views[layer].scale, self._log_sizes(state)
         side, decided = SideStream(state.x), None
         with stage("decide"), side:
-            class_attention = decider.class_attention(query, key, state.layout, scale, logs)
+            attention = decider.attention_salience(query, key, state.layout, scale, logs)
             if lowered.by_keys:
-                decided = self._decide(state, layer, key, class_attention)
+                decided = self._decide(state, layer, key, attention)
         with stage("attention"):
             attended = attend(query, key, value, state.layout, scale, logs)
         read_aside = (query, key) if side.active else None
@@ -185,7 +185,7 @@ class TritonForward:
         del read_aside
         if decided is None:
             with stage("decide"):
-                decided = self._decide(state, layer, None, class_attention)
+                decided = self._decide(state, layer, None, attention)
         with stage("merge"):
             choice, readback = decided
             return readback.cut(carry_out(state, choice, lowered.keep_length, branch, gamma, norm))

@@ -1,6 +1,7 @@
 """Lowers a recipe to the options of the decision kernels, where they can decide it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from adamerge.core.match import (
     Tokens,
 )
 from adamerge.core.recipe import Recipe
-from adamerge.core.salience import Affinity, Centrality, ClassShare, Uniform
+from adamerge.core.salience import Affinity, AttentionShare, Centrality, ClassShare, Uniform
 from adamerge.runtime.triton.kernels.choice import Policy, Score, Weigh
 from adamerge.runtime.triton.kernels.match import Split
 
@@ -33,18 +34,22 @@ SCORES: dict[type, Score] = {
 }
 WEIGHTS: dict[type, Weigh] = {BySalience: "salience", BySize: "size", BySalienceAndSize: "salience_size"}
 
+AttentionFrom = Literal["class token", "all tokens"]
+ATTENTION_FROM: dict[type, AttentionFrom] = {ClassShare: "class token", AttentionShare: "all tokens"}
+
 
 @dataclass(frozen=True)
 class Lowered:
     """The options of the decision kernels for a recipe.
 
-    `affinity` gives salience and similarity at once.  Where it is None, `class_attention` says whether the class
-    token's attention is the salience (else all tokens are equal), and `by_keys` whether keys are compared or tokens.
+    `affinity` gives salience and similarity at once.  Where it is None, `attention_from` says whose attention is the
+    salience: that of the class token, of all tokens, or none (all tokens are equal).  `by_keys` says whether keys are
+    compared or tokens.
     `keep_length` gives a merged token the mean length of its members.
     """
 
     affinity: Affinity | None
-    class_attention: bool
+    attention_from: AttentionFrom | None
     by_keys: bool
     policy: Policy
     keep_length: bool
@@ -100,7 +105,7 @@ def _unknown_part(recipe: Recipe, class_token: bool) -> str | None:
     if type(recipe.combine) is not Drop and type(recipe.weight) not in WEIGHTS:
         return f"weight {type(recipe.weight).__name__}"
     salience, metric = type(recipe.salience), type(links.metric)
-    known = (Uniform, ClassShare) if class_token else (Uniform,)
+    known = (Uniform, AttentionShare, ClassShare) if class_token else (Uniform, AttentionShare)
     together = salience is Centrality and metric is Tokens and recipe.site == "before_block"
     apart = salience in known and metric in (Keys, Tokens) and recipe.site == "after_attention"
     if not together and not apart:
@@ -121,7 +126,7 @@ def _lower_known(recipe: Recipe, prefix: int) -> Lowered:
     )
     return Lowered(
         affinity=recipe.salience.affinity if isinstance(recipe.salience, Centrality) else None,
-        class_attention=isinstance(recipe.salience, ClassShare),
+        attention_from=ATTENTION_FROM.get(type(recipe.salience)),
         by_keys=isinstance(links.metric, Keys),
         policy=policy,
         keep_length=isinstance(recipe.combine, MeanNorm),

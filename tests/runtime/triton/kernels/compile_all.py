@@ -18,6 +18,7 @@ from adamerge.runtime.triton.kernels import (
     match,
     mean_key_unit,
     merge,
+    received_attention,
     residual,
     rotate,
     unfold,
@@ -94,6 +95,11 @@ build(
     class_attention._class_attention, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"},
     DIM=64, DIMS=64, KEYS=256, SIZED=True,
 )  # fmt: skip
+for kernel in (received_attention._log_sums, received_attention._received):
+    build(
+        kernel, typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
+        HEADS=16, DIM=72, DIMS=128, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
+    )  # fmt: skip
 for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
     build(
         match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,
