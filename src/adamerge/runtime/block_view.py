@@ -1,7 +1,7 @@
 """What a backend needs to know of a host's transformer block."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -48,10 +48,14 @@ class LinearParams:
     bias: Float[Tensor, " out"] | None
 
 
+# The exact GELU, its approximation by a hyperbolic tangent, and `x * sigmoid(1.702 * x)`.
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu"]
+
+
 @dataclass(frozen=True)
 class PlainBlockParams:
     """The parameters of a plain block: `x + gamma1 * project(attention(qkv(norm1(x))))`, then the same with
-    `gamma2 * fc2(gelu(fc1(norm2(x))))`, gelu the exact one.  A gamma of None is 1."""
+    `gamma2 * fc2(activation(fc1(norm2(x))))`.  A gamma of None is 1."""
 
     norm1: NormParams
     qkv: LinearParams
@@ -61,6 +65,7 @@ class PlainBlockParams:
     fc1: LinearParams
     fc2: LinearParams
     gamma2: Float[Tensor, " d"] | None
+    activation: Activation = "gelu"
 
 
 @runtime_checkable

@@ -249,7 +249,7 @@ class TritonForward:
         else:
             normed = state.normed if state.normed is not None else add(state.x, None, norm=params.norm2)[1]
             assert normed is not None
-            hidden = self.gemm.linear(state, normed, params.fc1, activate=True)
+            hidden = self.gemm.linear(state, normed, params.fc1, params.activation)
             state, branch = self.gemm.add_to(state, hidden, params.fc2, params.gamma2)
             gamma = params.gamma2
         return self.gemm.sum(state, branch, gamma, norm, compared=merge_next and isinstance(lowered, Lowered))

@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import gelu, linear
+from torch.nn.functional import linear
 
-from adamerge.runtime.block_view import LinearParams, NormParams
+from adamerge.runtime.block_view import Activation, LinearParams, NormParams
 from adamerge.runtime.packed.layout import Packed
 from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.triton.kernels.launch import small_grid, tma_describable
-from adamerge.runtime.triton.kernels.linear import large, worthwhile
+from adamerge.runtime.triton.kernels.linear import activation_reference, large, worthwhile
 from adamerge.runtime.triton.kernels.linear import linear as linear_fused
 from adamerge.runtime.triton.kernels.residual import add
 
@@ -30,13 +30,17 @@ class GemmDispatch:
         return None if small_grid(state.x) else self.row_count(state)
 
     def linear(
-        self, state: PackedState, x: Float[Tensor, "total d"], layer: LinearParams, activate: bool = False
+        self,
+        state: PackedState,
+        x: Float[Tensor, "total d"],
+        layer: LinearParams,
+        activation: Activation | None = None,
     ) -> Float[Tensor, "total out"]:
-        """`x @ weight.T + bias` for the rows of the state, then exact GELU if `activate`."""
-        if worthwhile(x, layer.weight, activate):
-            return linear_fused(x, layer.weight, layer.bias, gelu=activate, rows=self.row_count(state))
+        """`x @ weight.T + bias` for the rows of the state, then the activation, if there is one."""
+        if worthwhile(x, layer.weight, activation is not None):
+            return linear_fused(x, layer.weight, layer.bias, activation=activation, rows=self.row_count(state))
         y = linear(x, layer.weight, layer.bias)
-        return gelu(y) if activate else y
+        return y if activation is None else activation_reference(y, activation)
 
     def add_to(
         self,

@@ -57,12 +57,12 @@ for onto in (True, False):
         linear._linear_described, typed(HALF="bias gamma", INT="counted")
         | {"x": tile(128, 64), "weight": tile(128, 64), "narrow": tile(64, 64), "onto": tile(128, piece),
            "y": tile(128, piece)},
-        INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=not onto, GAMMA=onto, ONTO=onto, COUNTED=True, ROWS=128, COLUMNS=128,
-        STEP=64, PIECE=piece, GROUP=4, PROGRAMS=264, TYPE=tl.bfloat16,
+        INPUTS=768, OUTPUTS=3072, BIAS=True, ACTIVATION="none" if onto else "gelu_tanh", GAMMA=onto, ONTO=onto,
+        COUNTED=True, ROWS=128, COLUMNS=128, STEP=64, PIECE=piece, GROUP=4, PROGRAMS=264, TYPE=tl.bfloat16,
     )  # fmt: skip
 build(
-    linear._linear, typed(HALF="x weight y bias", INT="counted"), INPUTS=768, OUTPUTS=3072, BIAS=True, GELU=True,
-    COUNTED=False, ROWS=64, COLUMNS=64, STEP=64, GROUP=8, PRECISION="tf32",
+    linear._linear, typed(HALF="x weight y bias", INT="counted"), INPUTS=768, OUTPUTS=3072, BIAS=True,
+    ACTIVATION="gelu", COUNTED=False, ROWS=64, COLUMNS=64, STEP=64, GROUP=8, PRECISION="tf32",
 )  # fmt: skip
 build(
     attention._attend, typed(HALF="query key value out", FLOAT="logs", INT="offsets") | {"scale": "fp32"},

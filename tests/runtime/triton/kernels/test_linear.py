@@ -1,23 +1,24 @@
-"""The linear kernels multiply as torch does, with exact GELU, and stop where the device says."""
+"""The linear kernels multiply as torch does, with their activation, and stop where the device says."""
 
 import pytest
 import torch
 from awkward import DEVICE, noise
 
-from adamerge.runtime.triton.kernels.linear import linear, linear_reference, worthwhile
+from adamerge.runtime.block_view import Activation
+from adamerge.runtime.triton.kernels.linear import activation_reference, linear, linear_reference, worthwhile
 
 
-@pytest.mark.parametrize("gelu", [False, True])
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "quick_gelu"])
 @pytest.mark.parametrize("rows, inputs, outputs", [(1, 96, 33), (17, 200, 130), (70, 96, 64)])
-def test_pointers(rows, inputs, outputs, gelu):
+def test_pointers(rows, inputs, outputs, activation):
     x, weight, bias = noise(rows, inputs), noise(outputs, inputs, seed=1) * inputs**-0.5, noise(outputs, seed=2)
-    found = linear(x, weight, bias, gelu=gelu)
-    torch.testing.assert_close(found, linear_reference(x, weight, bias, gelu=gelu), rtol=1e-5, atol=5e-6)
+    found = linear(x, weight, bias, activation=activation)
+    torch.testing.assert_close(found, linear_reference(x, weight, bias, activation=activation), rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("left", ["none", "few", "half", "three in four"])
-@pytest.mark.parametrize("gelu", [False, True])
-def test_bulk_copies(gelu, left):
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "quick_gelu"])
+def test_bulk_copies(activation, left):
     """Interpreted, there are two processors and four programs; sizes are off the tile in all directions.
 
     What is left when all programs have had as many tiles is cut in two, if it is enough for half of them or fewer.
@@ -29,8 +30,8 @@ def test_bulk_copies(gelu, left):
     x, weight = noise(rows, inputs, dtype=torch.float16), noise(outputs, inputs, seed=1, dtype=torch.float16) / 8
     bias = noise(outputs, seed=2, dtype=torch.float16)
     assert worthwhile(x, weight, False)
-    found = linear(x, weight, bias, gelu=gelu).float()
-    expected = linear_reference(x.double(), weight.double(), bias.double(), gelu=gelu).float()
+    found = linear(x, weight, bias, activation=activation).float()
+    expected = linear_reference(x.double(), weight.double(), bias.double(), activation=activation).float()
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -83,16 +84,25 @@ def test_gelu_is_exact_to_float32():
     assert (wrong[near] / exact[near].abs()).max() < 2**-12
 
 
-def test_gelu_keeps_what_is_not_a_number():
-    _, found = activated(torch.tensor([float("nan"), float("inf"), -3e38, 3e38, 0.0]))
+@pytest.mark.parametrize("activation", ["gelu_tanh", "quick_gelu"])
+def test_activations_by_a_sigmoid_are_exact_to_float32(activation):
+    x, found = activated(torch.linspace(-12, 12, 4001), activation)
+    exact = activation_reference(x.double(), activation)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=5e-7)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of the square of a number that large
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu"])
+def test_activations_keep_what_is_not_a_number(activation):
+    _, found = activated(torch.tensor([float("nan"), float("inf"), -3e38, 3e38, 0.0]), activation)
     assert found[0].isnan() and found[1] == float("inf")
     assert found[2].abs() < 5e-7 and found[3] == torch.tensor(3e38) and found[4] == 0
 
 
-def activated(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def activated(values: torch.Tensor, activation: Activation = "gelu") -> tuple[torch.Tensor, torch.Tensor]:
     """The values on the device, and what becomes of them in the epilogue of a product that leaves them as they are."""
     x = torch.zeros(len(values), 16, device=DEVICE)
     x[:, 0] = values.to(DEVICE)
     weight = torch.zeros(1, 16, device=DEVICE)
     weight[0, 0] = 1
-    return x[:, 0], linear(x, weight, None, gelu=True)[:, 0]
+    return x[:, 0], linear(x, weight, None, activation=activation)[:, 0]

@@ -13,6 +13,7 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from adamerge.runtime.block_view import Activation
 from adamerge.runtime.packed.layout import Packed
 from adamerge.runtime.triton.kernels.launch import (
     blocks,
@@ -46,6 +47,28 @@ def gelu(x):
 
 @triton.jit
 @no_type_check
+def times_sigmoid(x, z):
+    """`x * sigmoid(z)`, without an exponential that could become infinite."""
+    small = tl.exp2(-1.4426950408889634 * tl.abs(z))
+    return x * (tl.where(z < 0, small, 1.0) / (1.0 + small))
+
+
+@triton.jit
+@no_type_check
+def activate(x, ACTIVATION: tl.constexpr):
+    """The activation of that name; "none" leaves `x` as it is."""
+    if ACTIVATION == "gelu":
+        x = gelu(x)
+    if ACTIVATION == "gelu_tanh":
+        # (1 + tanh(y)) / 2 is sigmoid(2 y).
+        x = times_sigmoid(x, 1.5957691216057308 * x * (1.0 + 0.044715 * x * x))
+    if ACTIVATION == "quick_gelu":
+        x = times_sigmoid(x, 1.702 * x)
+    return x
+
+
+@triton.jit
+@no_type_check
 def place(number, tall, wide, GROUP: tl.constexpr):
     """The tile with a number: blocks of rows in groups that share their part of the weights, so that caches hold it."""
     group = number // (GROUP * wide)
@@ -57,7 +80,7 @@ def place(number, tall, wide, GROUP: tl.constexpr):
 @no_type_check
 def _put(
     sum_, bias, gamma, onto, y, row, begin,
-    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr,
+    OUTPUTS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
     GAMMA: tl.constexpr, ONTO: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Finish a tile and write it, rounded where the host rounds.
@@ -67,14 +90,13 @@ def _put(
     if WIDE > PIECE:
         HALF: tl.constexpr = WIDE // 2
         left, right = tl.split(tl.permute(tl.reshape(sum_, (sum_.shape[0], 2, HALF)), (0, 2, 1)))
-        _put(left, bias, gamma, onto, y, row, begin, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
-        _put(right, bias, gamma, onto, y, row, begin + HALF, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
+        _put(left, bias, gamma, onto, y, row, begin, OUTPUTS, HALF, PIECE, BIAS, ACTIVATION, GAMMA, ONTO, TYPE)
+        _put(right, bias, gamma, onto, y, row, begin + HALF, OUTPUTS, HALF, PIECE, BIAS, ACTIVATION, GAMMA, ONTO, TYPE)
     else:
         column = begin + tl.arange(0, WIDE)
         if BIAS:
             sum_ += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-        if GELU:
-            sum_ = gelu(sum_)
+        sum_ = activate(sum_, ACTIVATION)
         result = sum_.to(TYPE)
         if GAMMA:
             factor = tl.load(gamma + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)
@@ -88,7 +110,7 @@ def _put(
 @no_type_check
 def _linear_described(
     x, weight, narrow, bias, gamma, onto, y, counted, rows,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, GAMMA: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, GAMMA: tl.constexpr,
     ONTO: tl.constexpr, COUNTED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr,
     PIECE: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr, TYPE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -107,21 +129,21 @@ def _linear_described(
         for begin in range(0, INPUTS, STEP):
             sum_ = tl.dot(x.load([down * ROWS, begin]), weight.load([across * COLUMNS, begin]).T, sum_)
         row, column = down * ROWS, across * COLUMNS
-        _put(sum_, bias, gamma, onto, y, row, column, OUTPUTS, COLUMNS, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
+        _put(sum_, bias, gamma, onto, y, row, column, OUTPUTS, COLUMNS, PIECE, BIAS, ACTIVATION, GAMMA, ONTO, TYPE)
     for number in range(tl.program_id(0), 2 * last, PROGRAMS):
         down, across = place(whole + number // 2, tall, wide, GROUP)
         column = across * COLUMNS + (number % 2) * HALF
         half = tl.zeros([ROWS, HALF], tl.float32)
         for begin in range(0, INPUTS, STEP):
             half = tl.dot(x.load([down * ROWS, begin]), narrow.load([column, begin]).T, half)
-        _put(half, bias, gamma, onto, y, down * ROWS, column, OUTPUTS, HALF, PIECE, BIAS, GELU, GAMMA, ONTO, TYPE)
+        _put(half, bias, gamma, onto, y, down * ROWS, column, OUTPUTS, HALF, PIECE, BIAS, ACTIVATION, GAMMA, ONTO, TYPE)
 
 
 @triton.jit
 @no_type_check
 def _linear(
     x, weight, bias, y, counted, rows, stride_x, stride_weight,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, GELU: tl.constexpr, COUNTED: tl.constexpr,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, BIAS: tl.constexpr, ACTIVATION: tl.constexpr, COUNTED: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -149,8 +171,7 @@ def _linear(
         sum_ = tl.dot(a, tl.trans(b), sum_, input_precision=PRECISION)
     if BIAS:
         sum_ += tl.load(bias + column, mask=column < OUTPUTS, other=0.0).to(tl.float32)[None, :]
-    if GELU:
-        sum_ = gelu(sum_)
+    sum_ = activate(sum_, ACTIVATION)
     goes = row.to(tl.int64)[:, None] * OUTPUTS + column[None, :]
     tl.store(y + goes, sum_.to(y.dtype.element_ty), mask=(row < rows)[:, None] & (column < OUTPUTS)[None, :])
 
@@ -160,12 +181,12 @@ def linear(
     weight: Float[Tensor, "out d"],
     bias: Float[Tensor, "out"] | None,
     *,
-    gelu: bool = False,
+    activation: Activation | None = None,
     gamma: Float[Tensor, "out"] | None = None,
     onto: Float[Tensor, "total out"] | None = None,
     rows: Int[Tensor, " one"] | None = None,
 ) -> Float[Tensor, "total out"]:
-    """`x @ weight.T + bias`, with exact GELU if asked for.  Rows from `rows[0]` on are neither read nor written.
+    """`x @ weight.T + bias`, with an activation if asked for.  Rows from `rows[0]` on are neither read nor written.
 
     Large products can be added to something: then it is `onto + gamma * (x @ weight.T + bias)`.
     """
@@ -183,9 +204,9 @@ def linear(
             tma_descriptor(x, [128, 64]), tma_descriptor(weight, [128, 64]), tma_descriptor(weight, [64, 64]),
             bias, gamma,
             result if onto is None else tma_descriptor(onto, [128, piece]), result, rows, total,
-            INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, GELU=gelu, GAMMA=gamma is not None,
-            ONTO=onto is not None, COUNTED=rows is not None, ROWS=128, COLUMNS=128, STEP=64, PIECE=piece, GROUP=4,
-            PROGRAMS=programs,
+            INPUTS=inputs, OUTPUTS=outputs, BIAS=bias is not None, ACTIVATION=activation or "none",
+            GAMMA=gamma is not None, ONTO=onto is not None, COUNTED=rows is not None, ROWS=128, COLUMNS=128, STEP=64,
+            PIECE=piece, GROUP=4, PROGRAMS=programs,
             TYPE=tl.bfloat16 if x.dtype == torch.bfloat16 else tl.float16, num_warps=4, num_stages=3,
             **pdl_options(x),
         )  # fmt: skip
@@ -195,7 +216,7 @@ def linear(
     step = min(step, next_pow2(inputs))
     _linear[(blocks(total, tall) * blocks(outputs, wide),)](
         x, weight, bias, y, rows, total, x.stride(0), weight.stride(0), INPUTS=inputs, OUTPUTS=outputs,
-        BIAS=bias is not None, GELU=gelu, COUNTED=rows is not None, ROWS=tall, COLUMNS=wide,
+        BIAS=bias is not None, ACTIVATION=activation or "none", COUNTED=rows is not None, ROWS=tall, COLUMNS=wide,
         STEP=step, GROUP=8, PRECISION=precision(x), num_warps=4, num_stages=num_stages_for(stages, x, tall, wide, step),
         **pdl_options(x),
     )  # fmt: skip
@@ -216,17 +237,24 @@ def large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
     return aligned and tma_describable(x, weight) and tiles >= 2 * processors(x.device)
 
 
+def activation_reference(x: Tensor, activation: Activation) -> Tensor:
+    """An activation in plain torch."""
+    if activation == "quick_gelu":
+        return x * torch.sigmoid(1.702 * x)
+    return torch.nn.functional.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
 def linear_reference(
     x: Packed,
     weight: Float[Tensor, "out d"],
     bias: Float[Tensor, "out"] | None,
     *,
-    gelu: bool = False,
+    activation: Activation | None = None,
     gamma: Float[Tensor, "out"] | None = None,
     onto: Float[Tensor, "total out"] | None = None,
 ) -> Float[Tensor, "total out"]:
     """The same in plain torch."""
     y = torch.nn.functional.linear(x, weight, bias)
-    y = torch.nn.functional.gelu(y) if gelu else y
+    y = y if activation is None else activation_reference(y, activation)
     y = y if gamma is None else y * gamma
     return y if onto is None else onto + y
