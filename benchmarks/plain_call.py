@@ -27,8 +27,10 @@ import adamerge
 from adamerge import Recipe
 from adamerge.embedded import scenes
 from adamerge.hosts.base import find_host
+from adamerge.methods import METHODS, dymu, tome
 from adamerge.methods import adamerge as published
-from adamerge.methods import dymu, tome
+from adamerge.search.solve import solve
+from adamerge.search.variants import VARIANTS
 from adamerge.timing import time_call
 
 CALIBRATION = 32
@@ -89,12 +91,14 @@ VIT = partial(timm_model, "vit_base_patch16_224")
 CLIP_L = dict(hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, patch_size=14)
 SO400M = dict(hidden_size=1152, intermediate_size=4304, num_hidden_layers=27, num_attention_heads=16, patch_size=14)
 ALL = ("tome", "published", "dymu", "preset")
+OTHERS = ("pitome", "dsm", "tofu", "evit", "ats", "vid_tldr", "random")
 CASES = {
     "vit": Case("ViT-B/16 bf16", VIT, (256, 32, 8, 1), methods=ALL),
     "autocast": Case(
         "ViT-B/16 float32, autocast", VIT, (256, 32, 8), dtype=torch.float32, way=autocast, methods=ALL, captured=False
     ),
     "gradients": Case("ViT-B/16 bf16, gradients on", VIT, (256,), way=nullcontext, methods=("tome",), captured=False),
+    "methods": Case("ViT-B/16 bf16, other methods", VIT, (256,), methods=OTHERS, captured=False),
     "dinov3": Case("DINOv3 ViT-B/16 bf16", partial(timm_model, "vit_base_patch16_dinov3"), (128, 8), size=256),
     "hf-vit": Case(
         "transformers ViT-B bf16", partial(transformers_model, "ViTConfig", "ViTForImageClassification"), (128, 32, 8)
@@ -123,6 +127,9 @@ def recipe_for(method: str, model: nn.Module, images: Tensor, patches: int, dept
     """A recipe that cuts about a quarter of the cost; adaptive ones are calibrated on `images`."""
     if method == "preset":
         return adamerge.presets.best(model, images, CUT)
+    if method in OTHERS:
+        variant = VARIANTS[method]
+        return solve(model, images, METHODS[method], CUT, tolerance=0.02, options=variant.options).recipe
     # Fixed counts are the same share of the patches as 8 of 196 at 12 layers.
     r = max(1, round(8 * patches / 196 * 12 / depth))
     if method == "tome":
