@@ -114,7 +114,7 @@ class GiveChoices(MergeDecider):
             for layer, choice in other.kept.items()
         }
 
-    def attention_salience(self, *_: Any) -> None:
+    def class_attention(self, *_: Any) -> None:
         return None
 
     def decide(self, state: PackedState, layer: int, *_: Any) -> Choice:

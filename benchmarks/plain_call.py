@@ -142,26 +142,19 @@ def recipe_for(method: str, model: nn.Module, images: Tensor, patches: int, dept
 def contenders(case: Case, model: nn.Module, images: Tensor, compiled: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Everything that is timed at one batch size: a name and a call."""
     yield "unmerged plain", lambda: model(images)
-    if case.captured:
-        graph = adamerge.capture(model, images)
-        yield "unmerged graph", lambda: graph(images)
-        if compiled:
-            torch._dynamo.reset()
-            compiled_model = torch.compile(deepcopy(model), dynamic=False)
-            compiled_graph = adamerge.capture(compiled_model, images)
-            yield "unmerged compiled", lambda: compiled_model(images)
-            yield "unmerged compiled graph", lambda: compiled_graph(images)
+    models = {"unmerged": model}
+    if compiled:
+        torch._dynamo.reset()
+        models["unmerged compiled"] = torch.compile(deepcopy(model), dynamic=False)  # pyright: ignore
+        yield "unmerged compiled plain", partial(models["unmerged compiled"], images)
     for method, recipe in RECIPES[case.name].items():
-        merged = adamerge.apply(deepcopy(model), recipe)
-        yield f"{method} plain", partial(merged, images)
-        if case.captured:
-            try:
-                yield (
-                    f"{method} captured",
-                    partial(adamerge.capture(adamerge.apply(deepcopy(model), recipe), images), images),
-                )
-            except Exception as error:  # A row says so.
-                print(f"{method} captured: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
+        models[method] = adamerge.apply(deepcopy(model), recipe)
+        yield f"{method} plain", partial(models[method], images)
+    for name, each in models.items() if case.captured else ():
+        try:
+            yield f"{name} captured", partial(adamerge.capture(each, images), images)
+        except Exception as error:  # Some hosts cannot be captured; the row is left out, and the reason printed.
+            print(f"{case.name}, {name} captured: {type(error).__name__}: {str(error).splitlines()[0]}", flush=True)
 
 
 RECIPES: dict[str, dict[str, Recipe]] = {}

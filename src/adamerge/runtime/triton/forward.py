@@ -24,6 +24,7 @@ from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
 from adamerge.runtime.triton.kernels.attention import attend
 from adamerge.runtime.triton.kernels.choice import Choice
+from adamerge.runtime.triton.kernels.received_attention import received_attention
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.kernels.rotate import rotate, token_places
 from adamerge.runtime.triton.kernels.unfold import unfold
@@ -159,8 +160,8 @@ class TritonForward:
     def _attention_then_merge(self, layer: int, lowered: Lowered) -> PackedState:
         """Attention, then a merge that kernels decide.
 
-        Under graph capture, decisions by keys run on a side stream, concurrently with attention.  Decisions by tokens
-        need the output of attention and come after it.
+        Under graph capture, decisions by keys run on a side stream, concurrently with attention.  Decisions by tokens,
+        or by the attention of all tokens, come after it.
         """
         state, decider = self._take_state(), self.backend.decider
         assert decider is not None
@@ -169,11 +170,16 @@ class TritonForward:
         scale, logs = self.backend.views[layer].scale, self._log_sizes(state)
         side, decided = SideStream(state.x), None
         with stage("decide"), side:
-            attention = decider.attention_salience(query, key, state.layout, scale, logs)
-            if lowered.by_keys:
+            attention = decider.class_attention(query, key, state.layout, scale, logs)
+            if lowered.by_keys and lowered.attention_from != "all tokens":
                 decided = self._decide(state, layer, key, attention)
         with stage("attention"):
-            attended = attend(query, key, value, state.layout, scale, logs)
+            log_sums = _room_for_log_sums(query) if lowered.attention_from == "all tokens" else None
+            attended = attend(query, key, value, state.layout, scale, logs, log_sums)
+        if log_sums is not None:
+            with stage("decide"):
+                attention = received_attention(query, key, log_sums, state.layout, scale, logs)
+                decided = self._decide(state, layer, key, attention) if lowered.by_keys else None
         read_aside = (query, key) if side.active else None
         del query, key, value
         with stage("project"):
@@ -264,3 +270,7 @@ class TritonForward:
         """Hand the tokens over: the pass keeps no reference to them."""
         state, self.state = self.state, EMPTY
         return state
+
+
+def _room_for_log_sums(query: PackedHeads) -> Float[Tensor, "heads total"]:
+    return torch.empty((query.shape[1], query.shape[0]), dtype=torch.float32, device=query.device)

@@ -20,7 +20,6 @@ from adamerge.runtime.triton.kernels.decide import decide
 from adamerge.runtime.triton.kernels.match import match
 from adamerge.runtime.triton.kernels.mean_key_unit import mean_key_unit
 from adamerge.runtime.triton.kernels.merge import merge
-from adamerge.runtime.triton.kernels.received_attention import received_attention
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.lowering import Lowered
 
@@ -32,14 +31,12 @@ class MergeDecider:
         self.lowered, self.depth = lowered, depth
         self._thresholds: dict[torch.device, Tensor | None] = {}
 
-    def attention_salience(
+    def class_attention(
         self, query: PackedHeads, key: PackedHeads, layout: Layout, scale: float, logs: PerRow | None
     ) -> Float[Tensor, "heads total"] | None:
-        """The attention of the class token or of all tokens to every token, if the recipe's salience needs it."""
-        if self.lowered.attention_from is None:
-            return None
-        attention = class_attention if self.lowered.attention_from == "class token" else received_attention
-        return attention(query, key, layout, scale, logs)
+        """The class token's attention to every token, if it is the recipe's salience."""
+        wanted = self.lowered.attention_from == "class token"
+        return class_attention(query, key, layout, scale, logs) if wanted else None
 
     def decide(
         self,

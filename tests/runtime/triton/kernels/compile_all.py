@@ -65,8 +65,8 @@ build(
     ACTIVATION="gelu", COUNTED=False, ROWS=64, COLUMNS=64, STEP=64, GROUP=8, PRECISION="tf32",
 )  # fmt: skip
 build(
-    attention._attend, typed(HALF="query key value out", FLOAT="logs", INT="offsets") | {"scale": "fp32"},
-    HEADS=12, DIM=64, DIMS=64, QUERIES=128, KEYS=32, SIZED=True, PRECISION="tf32",
+    attention._attend, typed(HALF="query key value out", FLOAT="log_sums logs", INT="offsets") | {"scale": "fp32"},
+    HEADS=12, DIM=64, DIMS=64, QUERIES=128, KEYS=32, SIZED=True, SUMS=True, PRECISION="tf32",
 )  # fmt: skip
 for one in (True, False):
     columns = 256 if one else 128
@@ -95,11 +95,10 @@ build(
     class_attention._class_attention, typed(HALF="query key", FLOAT="out logs", INT="offsets") | {"scale": "fp32"},
     DIM=64, DIMS=64, KEYS=256, SIZED=True,
 )  # fmt: skip
-for kernel in (received_attention._log_sums, received_attention._received):
-    build(
-        kernel, typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
-        HEADS=16, DIM=72, DIMS=128, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
-    )  # fmt: skip
+build(
+    received_attention._received, typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
+    HEADS=16, DIM=72, DIMS=128, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
+)  # fmt: skip
 for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
     build(
         match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,

@@ -8,6 +8,8 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
 
 from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
@@ -41,9 +43,9 @@ def _bias(logs, begin, column, n, SIZED: tl.constexpr):
 @triton.jit
 @no_type_check
 def _attend(
-    query, key, value, out, logs, offsets, scale, row_stride, head_stride, out_row_stride,
+    query, key, value, out, log_sums, logs, offsets, scale, row_stride, head_stride, out_row_stride, rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SIZED: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     begin = tl.load(offsets + image)
@@ -80,12 +82,23 @@ def _attend(
     result = (sum_ / total[:, None]).to(out.dtype.element_ty)
     goes = (begin + row[:, None]).to(tl.int64) * out_row_stride + head * DIM + channel[None, :]
     tl.store(out + goes, result, mask=mine)
+    if SUMS:
+        tl.store(log_sums + head.to(tl.int64) * rows + begin + row, most + tl.log2(total), mask=row < n)
 
 
 def attend(
-    query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, logs: PerRow | None = None
+    query: PackedHeads,
+    key: PackedHeads,
+    value: PackedHeads,
+    layout: Layout,
+    scale: float,
+    logs: PerRow | None = None,
+    log_sums: Float[Tensor, "heads total"] | None = None,
 ) -> PackedHeads:
-    """Attention of every image's queries to its own keys; `logs` are the base-2 logarithms of the keys' sizes."""
+    """Attention of every image's queries to its own keys; `logs` are the base-2 logarithms of the keys' sizes.
+
+    `log_sums` is filled, if given: the base-2 logarithm of the sum of each query's exponentiated scores.
+    """
     rows, heads, dim = query.shape
     out = torch.empty((rows, heads, dim), dtype=query.dtype, device=query.device)
     if rows == 0 or layout.images == 0:
@@ -94,9 +107,11 @@ def attend(
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     queries, keys = _shape(layout.longest, query)
     _attend[(blocks(layout.longest, queries), layout.images * heads)](
-        query, key, value, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), out.stride(0),
+        query, key, value, out, log_sums, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1),
+        out.stride(0), rows,
         HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
-        PRECISION=precision(query), num_warps=4, num_stages=num_stages_for(3, query, keys, keys, next_pow2(dim)),
+        SUMS=log_sums is not None, PRECISION=precision(query), num_warps=4,
+        num_stages=num_stages_for(3, query, keys, keys, next_pow2(dim)),
         **pdl_options(query),
     )  # fmt: skip
     return out

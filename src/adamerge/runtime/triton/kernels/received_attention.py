@@ -1,7 +1,7 @@
 """The attention that every token receives from all tokens of its image, per head, without an n by n array in memory.
 
-Two passes over the scores: the first finds the logarithm of each query's sum, the second adds the weights of all
-queries for each key, in the order of the queries.  So an image's result does not depend on the batch or on scheduling.
+Attention itself leaves the logarithm of each query's sum; with it, the weights of all queries are added for each key,
+in the order of the queries.  So an image's result does not depend on the batch or on scheduling.
 """
 
 from itertools import pairwise
@@ -23,39 +23,6 @@ def _rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
     """A tile of queries or keys of a head; 0 beyond the last token and beyond the head's width."""
     inside = (row < n)[:, None] & (channel < DIM)[None, :]
     return tl.load(side + first + row[:, None] * row_stride + channel[None, :], mask=inside, other=0.0)
-
-
-@triton.jit
-@no_type_check
-def _log_sums(
-    query, key, out, logs, offsets, scale, row_stride, head_stride, total,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The base-2 logarithm of the sum of each query's exponentiated scores."""
-    block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
-    begin = tl.load(offsets + image)
-    n = tl.load(offsets + image + 1) - begin
-    pdl_wait(EARLY)
-    if block * QUERIES >= n:
-        return
-    channel = tl.arange(0, DIMS)
-    row = block * QUERIES + tl.arange(0, QUERIES)
-    first = begin.to(tl.int64) * row_stride + head * head_stride
-    q = _rows(query, first, row, n, channel, row_stride, DIM)
-    most = tl.full([QUERIES], float("-inf"), tl.float32)
-    mass = tl.zeros([QUERIES], tl.float32)
-    for start in range(0, n, KEYS):
-        column = start + tl.arange(0, KEYS)
-        k = _rows(key, first, column, n, channel, row_stride, DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        if SIZED:
-            scores += tl.load(logs + begin + column, mask=column < n, other=0.0)[None, :]
-        scores = tl.where((column < n)[None, :], scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        mass = mass * tl.exp2(most - higher) + tl.sum(tl.exp2(scores - higher[:, None]), 1)
-        most = higher
-    tl.store(out + head.to(tl.int64) * total + begin + row, most + tl.log2(mass), mask=row < n)
 
 
 @triton.jit
@@ -92,22 +59,30 @@ def _received(
 
 
 def received_attention(
-    query: PackedHeads, key: PackedHeads, layout: Layout, scale: float, logs: PerRow | None = None
+    query: PackedHeads,
+    key: PackedHeads,
+    log_sums: Float[Tensor, "heads total"],
+    layout: Layout,
+    scale: float,
+    logs: PerRow | None = None,
 ) -> Float[Tensor, "heads total"]:
-    """For each head and token, the sum of the attention of all tokens of its image to it; `logs` as for `attend`."""
+    """For each head and token, the sum of the attention of all tokens of its image to it.
+
+    `log_sums` and `logs` are those of `attend`.
+    """
     rows, heads, dim = query.shape
-    log_sums, out = torch.empty((2, heads, rows), dtype=torch.float32, device=query.device).unbind()
+    out = torch.empty((heads, rows), dtype=torch.float32, device=query.device)
     if rows == 0 or layout.images == 0:
         return out
     if query.stride() != key.stride() or query.stride(2) != 1:
         query, key = query.contiguous(), key.contiguous()
     side = 32 if query.dtype == torch.float32 else min(64, max(16, next_pow2(layout.longest)))
     grid = (blocks(layout.longest, side), layout.images * heads)
-    shape = dict(HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None)
-    options = dict(PRECISION=precision(query), num_warps=4, num_stages=2, **pdl_options(query))
-    strides = query.stride(0), query.stride(1), rows
-    _log_sums[grid](query, key, log_sums, logs, layout.offsets, scale * LOG2E, *strides, **shape, **options)
-    _received[grid](query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, *strides, **shape, **options)
+    _received[grid](
+        query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
+        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None,
+        PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
+    )  # fmt: skip
     return out
 
 
