@@ -17,7 +17,8 @@ from adamerge.runtime.triton.kernels.launch import blocks, next_pow2, pdl_option
 ROWS, GROUP, STEP = 8, 8, 1024
 
 
-@triton.jit
+# Not one kernel for batches of a multiple of 16 and another for the rest.
+@triton.jit(do_not_specialize=["images", "patches", "prefix", "total"])
 @no_type_check
 def _token_places(history, offsets, place, images, patches, prefix, total, STEP: tl.constexpr, EARLY: tl.constexpr):
     pdl_wait(EARLY)
@@ -59,7 +60,7 @@ def token_places_reference(history: Int[Tensor, "b patches"], layout: Layout) ->
     return place.scatter_reduce(0, row.flatten(), patch.flatten(), "amin", include_self=False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "patches"])
 @no_type_check
 def _rotate(
     x, out, cos, sin, place, rows, patches, row_stride, head_stride, out_row_stride, out_head_stride,
