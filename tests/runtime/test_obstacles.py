@@ -13,7 +13,7 @@ from adamerge.methods import pitome, tome
 from adamerge.patching.apply import stack_of
 from adamerge.runtime.obstacles import BatchFacts, find_obstacle
 
-GOOD = BatchFacts("cuda", torch.bfloat16, gradients=False, training=False, autocast=False)
+GOOD = BatchFacts("cuda", torch.bfloat16, gradients=False, training=False, autocast=None)
 
 
 def kernels_run() -> None:
@@ -29,13 +29,22 @@ def no_capture(monkeypatch):
 def test_nothing_is_in_the_way_of_inference_in_a_known_dtype():
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         assert find_obstacle(replace(GOOD, dtype=dtype), True, None, kernels_run) is None
-    on_cpu = BatchFacts("cpu", torch.float64, gradients=False, training=False, autocast=False)
+    on_cpu = BatchFacts("cpu", torch.float64, gradients=False, training=False, autocast=None)
     assert find_obstacle(on_cpu, True, None, lambda: "no kernels") is None
+
+
+@pytest.mark.parametrize("computes", [torch.bfloat16, torch.float16])
+def test_autocast_is_not_in_the_way_on_cuda(computes):
+    for tokens in (torch.float32, computes):
+        assert find_obstacle(replace(GOOD, dtype=tokens, autocast=computes), True, None, kernels_run) is None
 
 
 @pytest.mark.parametrize(
     ("change", "reason", "advice"),
     [
+        ({"autocast": torch.float16}, "in torch.float16 and the tokens are torch.bfloat16", "leave the model"),
+        ({"autocast": torch.float64}, "in torch.float64 and the tokens", "in torch.bfloat16 or float16"),
+        ({"device": "cpu", "autocast": torch.bfloat16}, "autocast is on", "convert the model"),
         ({"gradients": True}, "gradients are enabled", "inside torch.inference_mode()"),
         ({"dtype": torch.float64}, "no kernels for torch.float64", "convert the model"),
     ],

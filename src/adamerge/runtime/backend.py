@@ -16,6 +16,7 @@ from torch import Tensor
 
 from adamerge.core.recipe import Recipe
 from adamerge.runtime import reference
+from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.block_view import View
 from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
@@ -211,7 +212,7 @@ class TritonWithFallback:
 
         self.selector, self.x, self.views = selector, x, views
         self.cannot_run: type[Exception] = CannotRun
-        self.forward = selector.triton().start(x)
+        self.forward = selector.triton().start(x, autocast_dtype(x.device))
         self.fallback: ReferenceBackend | None = None
         # The rotary tables of the layers so far, for the reference.
         self.tables: list[Tables] = []

@@ -6,18 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from adamerge.runtime.autocast import autocast_dtype
+
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class BatchFacts:
-    """What the choice of a backend depends on, besides the recipe and the host."""
+    """What the choice of a backend depends on, besides the recipe and the host.
+
+    `autocast` is the dtype in which autocast computes, None without it.
+    """
 
     device: str
     dtype: torch.dtype
     gradients: bool
     training: bool
-    autocast: bool
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,7 @@ class Obstacle:
 
 def read_facts(x: Tensor, training: bool) -> BatchFacts:
     """What a batch of tokens and the current modes of torch say."""
-    device = x.device.type
-    return BatchFacts(device, x.dtype, torch.is_grad_enabled(), training, torch.is_autocast_enabled(device))
+    return BatchFacts(x.device.type, x.dtype, torch.is_grad_enabled(), training, autocast_dtype(x.device))
 
 
 def find_obstacle(
@@ -51,7 +55,7 @@ def find_obstacle(
         return Obstacle("this recipe merges nothing, and only the reference is bit-exact then")
     if batch.gradients:
         return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
-    if batch.autocast:
+    if batch.autocast is not None and batch.device != "cuda":
         return Obstacle("autocast is on", "convert the model, for example model.to(torch.bfloat16), and leave it out")
     if why_no_rotation is not None:
         return Obstacle(why_no_rotation, "give the view a `rotation`, as docs/add-a-model.md shows")
@@ -61,5 +65,15 @@ def find_obstacle(
         return Obstacle(
             f"there are no kernels for {batch.dtype}", "convert the model and the images to torch.bfloat16 or float32"
         )
+    if batch.autocast is not None and not _known_autocast(batch.autocast, batch.dtype):
+        return Obstacle(
+            f"autocast computes in {batch.autocast} and the tokens are {batch.dtype}",
+            "let autocast compute in torch.bfloat16 or float16, and leave the model and the images in float32",
+        )
     reason = why_no_kernels()
     return None if reason is None else Obstacle(reason, "install Triton 3.6 or later")
+
+
+def _known_autocast(computes: torch.dtype, tokens: torch.dtype) -> bool:
+    """Whether kernels compute so: tokens are in float32 or in the dtype of autocast."""
+    return computes in KERNEL_DTYPES and tokens in (torch.float32, computes)

@@ -3,9 +3,13 @@
 The host does not synchronise without need: while the counts of a merge are read back, the next GEMM already runs on the
 rows there were before.  Under CUDA graph capture there is no synchronisation at all: arrays keep their first length,
 and kernels read on the device how many rows are used.
+
+Under autocast, linear layers and attention compute in its dtype, as the host's would.  The tokens keep the dtype in
+which they entered (mostly float32), and layer norms read them so.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -32,6 +36,7 @@ from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower
 from adamerge.runtime.triton.merging import MergeDecider, carry_out, without_merge
 from adamerge.runtime.triton.readback import Readback, capturing
 from adamerge.runtime.triton.side_stream import SideStream
+from adamerge.runtime.triton.weight_casts import cast_params
 
 # The state of a pass that has handed its tokens to a function, which frees them as early as possible.
 EMPTY = pack(torch.empty(0, 0, 0), 0)
@@ -59,28 +64,33 @@ class TritonBackend:
         """The part of the recipe that the kernels do not know, so that the reference decides; None if there is none."""
         return self.lowered.reason if isinstance(self.lowered, NotLowered) else None
 
-    def start(self, x: AllTokens) -> "TritonForward":
-        """A pass for the tokens that enter the first block.  What depends on their shape alone is built once."""
+    def start(self, x: AllTokens, autocast: torch.dtype | None = None) -> "TritonForward":
+        """A pass for the tokens that enter the first block.  What depends on their shape alone is built once.
+
+        `autocast` is the dtype in which autocast computes linear layers and attention; None without autocast.
+        """
         note_used(self)
         key = (x.shape[:2], x.device)
         if self._first_state is None or self._first_state[0] != key:
             state = pack(x, self.prefix, self.class_token)
             if not self.is_capturing(x):
                 self._first_state = key, state.layout, state.size, state.history
-            return TritonForward(self, state)
+            return TritonForward(self, state, autocast)
         if self.is_capturing(x) and not note_used(self._first_state):
             self._captured.append(self._first_state)
-        return TritonForward(self, PackedState(x.reshape(-1, x.shape[2]), *self._first_state[1:], self.class_token))
+        state = PackedState(x.reshape(-1, x.shape[2]), *self._first_state[1:], self.class_token)
+        return TritonForward(self, state, autocast)
 
 
 class TritonForward:
     """One pass over the blocks."""
 
-    def __init__(self, backend: TritonBackend, state: PackedState):
-        self.backend, self.state = backend, state
+    def __init__(self, backend: TritonBackend, state: PackedState, autocast: torch.dtype | None = None):
+        self.backend, self.state, self.autocast = backend, state, autocast
         self.captured, lowered = backend.is_capturing(state.x), backend.lowered
         self.gemm = GemmDispatch(self.captured and isinstance(lowered, Lowered) and lowered.budget.ragged)
-        self.params = [view.params() if isinstance(view, PlainView) else None for view in backend.views]
+        params = [view.params() if isinstance(view, PlainView) else None for view in backend.views]
+        self.params = params if autocast is None else cast_params(params, autocast)
         # Rotary tables of the block that runs now, and the places of tokens with the history that they come from.
         self.tables: Tables = ()
         self._places: tuple[Tensor, RowSlots] | None = None
@@ -206,15 +216,27 @@ class TritonForward:
         """Decide a merge with kernels, and begin to read its counts back."""
         decider = self.backend.decider
         assert decider is not None
-        choice = decider.decide(state, layer, self.gemm, key, attention)
+        compared = state if key is not None else self._in_compared_dtype(state)
+        choice = decider.decide(compared, layer, self.gemm, key, attention)
         merges = decider.lowered.known_merges(layer, decider.depth, state.layout.most)
         return choice, Readback(choice.count, state.layout, merges, wait=not self.captured)
+
+    def _in_compared_dtype(self, state: PackedState) -> PackedState:
+        """The tokens as they are compared: under autocast in its dtype, because products in float32 would take longer
+        than the whole block.  Sums are in float32 still, so nothing overflows that the host's layers can compute."""
+        if self.autocast is None or state.x.dtype == self.autocast:
+            return state
+        return replace(state, x=state.x.to(self.autocast), inverse=None)
 
     def _qkv(self, state: PackedState, layer: int) -> tuple[PackedHeads, PackedHeads, PackedHeads]:
         params = self.params[layer]
         if params is None:
             query, key, value = self.backend.views[layer].qkv(state.x)
-            return self._turn(query, state, layer), self._turn(key, state, layer), value
+            query, key = self._turn(query, state, layer), self._turn(key, state, layer)
+            if self.autocast is not None:
+                # Norms of queries and keys give float32; the host's attention casts all three.
+                query, key, value = (each.to(self.autocast) for each in (query, key, value))
+            return query, key, value
         normed = state.normed if state.normed is not None else add(state.x, None, norm=params.norm1)[1]
         assert normed is not None
         shape = self.backend.shapes[layer]

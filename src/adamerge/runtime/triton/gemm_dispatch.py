@@ -50,7 +50,8 @@ class GemmDispatch:
         gamma: Float[Tensor, " d"] | None,
     ) -> tuple[PackedState, Packed | None]:
         """`(state + gamma * linear(x), None)` where one kernel does both, else `(state, linear(x))`."""
-        if not (large(x, layer.weight) and tma_describable(state.x)):
+        same = state.x.dtype == x.dtype == (x if gamma is None else gamma).dtype
+        if not (same and large(x, layer.weight) and tma_describable(state.x)):
             return state, self.linear(state, x, layer)
         sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self.row_count(state))
         return replace(state, x=sum_, normed=None, inverse=None), None

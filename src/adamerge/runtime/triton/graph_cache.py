@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from adamerge.core.types import AllTokens
+from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.module_watch import ModuleWatch
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, Trace, first_images
@@ -93,10 +94,8 @@ class GraphCache:
 
     def _find(self, x: AllTokens, unique: Tables, layers: tuple[tuple[int, ...], ...]) -> CapturedGraph | None:
         """The graph for tokens `x`, captured now if it is due, or one of a larger batch."""
-        kind = x.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         shapes = tuple((table.shape, table.dtype) for table in unique)
-        key = Key(len(x), tuple(x.shape[1:]), x.dtype, x.device, autocast, (shapes, layers))
+        key = Key(len(x), tuple(x.shape[1:]), x.dtype, x.device, autocast_dtype(x.device), (shapes, layers))
         if key in self._graphs:
             self._graphs.move_to_end(key)
             return self._graphs[key]

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from adamerge.runtime.autocast import without_cached_casts
 from adamerge.runtime.triton.graph_keepalive import collect_used
 
 # One capture at a time in a process: captures share the allocator and the list of collected objects.
@@ -49,7 +50,7 @@ def capture_graph(
         warm_up_calls: calls on a side stream before the capture, for whatever initialises itself at its first call.
     """
     device = examples[0].device
-    with _CAPTURE, torch.cuda.device(device), _no_garbage_collection():
+    with _CAPTURE, torch.cuda.device(device), _no_garbage_collection(), without_cached_casts(device):
         current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         inputs = tuple(torch.empty_like(example).copy_(example) for example in examples)
         side.wait_stream(current)
