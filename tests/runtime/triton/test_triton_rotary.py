@@ -109,14 +109,21 @@ def test_counts_under_capture_stay_on_the_device(name):
         torch.testing.assert_close(member.see(model, images), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_errs_no_more_than_twice_as_the_reference():
-    model, images = made(DINOV3)
+@pytest.mark.parametrize("name", ["timm/DINOv3", "timm/EVA-02"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["converted", "autocast"])
+def test_half_precision_errs_no_more_than_twice_as_the_reference(name, autocast):
+    member = next(member for member in ROTARY if str(member) == name)
+    model, images = made(member)
     with torch.inference_mode():
-        exact = adamerge.apply(copy.deepcopy(model).double(), tome(3), "reference")(images.double())
-        half = adamerge.apply(model.half(), tome(3), "reference")(images.half())
-        adamerge.apply(model, tome(3))
-        with_kernels(model)
-        assert (model(images.half()) - exact).norm() <= 2 * (half - exact).norm()
+        exact = member.see(adamerge.apply(copy.deepcopy(model).double(), tome(3), "reference"), images.double())
+        if not autocast:
+            model, images = model.half(), images.half()
+        with torch.autocast(DEVICE, torch.float16, enabled=autocast):
+            half = member.see(adamerge.apply(model, tome(3), "reference"), images)
+            adamerge.apply(model, tome(3))
+            with_kernels(model)
+            found = member.see(model, images)
+    assert 0 < (found - exact).norm() <= 2 * (half - exact).norm()
 
 
 def test_a_batch_without_images_gives_outputs_without_images():
