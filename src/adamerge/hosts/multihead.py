@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from adamerge.core.errors import UnsupportedModel
-from adamerge.runtime.block_view import BlockShape
+from adamerge.hosts.block_params import PlainBlockLayers, extract_params
+from adamerge.runtime.block_view import BlockShape, LinearParams, PlainBlockParams
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,30 @@ class MultiheadBlock:
     def mlp(self, x: Tensor) -> Tensor:
         out = self.block.mlp(getattr(self.block, self.norm2)(x))
         return getattr(self.block, self.after_mlp)(out) if self.after_mlp else out
+
+    def params(self) -> PlainBlockParams | None:
+        block, attn, mlp = self.block, self.attn, self.block.mlp
+        after = [getattr(block, name) for name in (self.after_attention, self.after_mlp) if name]
+        scales = [module for module in after if hasattr(module, "gamma")]
+        steps = [module for module in mlp.children() if type(module) is not nn.Dropout]
+        idle = [module for module in after if module not in scales and type(module) is not nn.Dropout]
+        if block.training or not isinstance(mlp, nn.Sequential) or len(steps) != 3 or len(scales) not in (0, 2):
+            return None
+        gamma1, gamma2 = (module.gamma for module in scales) if scales else (None, None)
+        layers = PlainBlockLayers(
+            norm1=getattr(block, self.norm1),
+            qkv=LinearParams(attn.in_proj_weight, attn.in_proj_bias),
+            project=attn.out_proj,
+            gamma1=gamma1,
+            norm2=getattr(block, self.norm2),
+            fc1=steps[0],
+            act=steps[1],
+            fc2=steps[2],
+            gamma2=gamma2,
+            idle=tuple(idle),
+            around=(block, attn, *after, *mlp.modules()),
+        )
+        return extract_params(layers) if type(attn) is nn.MultiheadAttention else None
 
 
 def check_attention(layer: int, attn: Any) -> None:

@@ -15,9 +15,11 @@ from transformers import __version__ as VERSION
 
 from adamerge.core.errors import BadOption, UnsupportedModel
 from adamerge.hosts.base import BlockStack, Host
+from adamerge.hosts.block_params import extract_block
 from adamerge.hosts.call_convention import WEIGHTS, CallConvention
+from adamerge.hosts.transformers_layers import plain_layers
 from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, BlockPaths, Kind
-from adamerge.runtime.block_view import BlockShape, Rotation
+from adamerge.runtime.block_view import BlockShape, PlainBlockParams, Rotation, SplitBlockParams
 
 # The module whose hooks record hidden states in 5.x.
 RECORDER = "transformers.utils.output_capturing"
@@ -26,6 +28,11 @@ try:
     from transformers.utils.output_capturing import _active_collector as collector
 except ImportError:  # 4.x has none
     collector = None
+
+
+def _records(hook: Any) -> bool:
+    """Whether a hook is the library's own, which records hidden states and attention weights when it is asked to."""
+    return getattr(hook, "__module__", "") == RECORDER
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,10 @@ class Block:
     def mlp(self, x: Tensor) -> Tensor:
         return self._call(self.layout.mlp, x)
 
+    def params(self) -> PlainBlockParams | SplitBlockParams | None:
+        layers = plain_layers(self.block, self.layout)
+        return None if layers is None else extract_block(layers, _records)
+
     def _call(self, paths: tuple[str, ...], x: Tensor) -> Tensor:
         return reduce(lambda y, path: self.block.get_submodule(path)(y), paths, x)
 
@@ -125,7 +136,7 @@ class TransformersConvention(CallConvention):
         return laid_over or (asked is not None and "hidden_states" in asked)
 
     def ignores_hook(self, hook: Any) -> bool:
-        return getattr(hook, "__module__", "") == RECORDER
+        return _records(hook)
 
     def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         # Older releases of torch do not say so, and cannot export these models.

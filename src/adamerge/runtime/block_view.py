@@ -1,5 +1,6 @@
 """What a backend needs to know of a host's transformer block."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -68,11 +69,22 @@ class PlainBlockParams:
     activation: Activation = "gelu"
 
 
+@dataclass(frozen=True)
+class SplitBlockParams:
+    """A plain block whose queries, keys and values come from three layers.
+
+    `with_qkv` gives the parameters of the block with one layer in the place of the three.
+    """
+
+    qkv: tuple[LinearParams, LinearParams, LinearParams]
+    with_qkv: Callable[[LinearParams], PlainBlockParams]
+
+
 @runtime_checkable
 class PlainView(Protocol):
     """A view that can give the parameters of its block, so that kernels may fuse what lies between the GEMMs."""
 
-    def params(self) -> PlainBlockParams | None:
+    def params(self) -> PlainBlockParams | SplitBlockParams | None:
         """None where the block is not plain now: it has other layers in between, or hooks on its layers."""
         ...
 

@@ -19,7 +19,9 @@ def with_onednn(view: View, x: Tensor) -> View:
     if not (isinstance(view, PlainView) and x.device.type == "cpu" and x.dtype == torch.float32 and available()):
         return view
     weights = view.params()
-    return view if weights is None else OneDnnView(view, weights)
+    if not isinstance(weights, PlainBlockParams) or weights.activation != "gelu":
+        return view
+    return OneDnnView(view, weights)
 
 
 def available() -> bool:

@@ -26,6 +26,7 @@ from adamerge.runtime.profiling import stage
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
+from adamerge.runtime.triton.join_params import join_params
 from adamerge.runtime.triton.kernels.attention import attend
 from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.received_attention import received_attention
@@ -89,7 +90,7 @@ class TritonForward:
         self.backend, self.state, self.autocast = backend, state, autocast
         self.captured, lowered = backend.is_capturing(state.x), backend.lowered
         self.gemm = GemmDispatch(self.captured and isinstance(lowered, Lowered) and lowered.budget.ragged)
-        params = [view.params() if isinstance(view, PlainView) else None for view in backend.views]
+        params = join_params([view.params() if isinstance(view, PlainView) else None for view in backend.views])
         self.params = params if autocast is None else cast_params(params, autocast)
         # Rotary tables of the block that runs now, and the places of tokens with the history that they come from.
         self.tables: Tables = ()
