@@ -52,7 +52,9 @@ def capture_graph(
     device = examples[0].device
     with _CAPTURE, torch.cuda.device(device), _no_garbage_collection(), without_cached_casts(device):
         current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
-        inputs = tuple(torch.empty_like(example).copy_(example) for example in examples)
+        # Normal tensors, so that new inputs may be copied into them outside of inference mode too.
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = tuple(torch.empty_like(example).copy_(example) for example in examples)
         side.wait_stream(current)
         with torch.cuda.stream(side):
             for _ in range(warm_up_calls):
