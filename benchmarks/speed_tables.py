@@ -89,22 +89,21 @@ def sizes_table() -> str:
 
 
 def plain_call_table() -> str:
-    """Merged models called plainly and captured, beside the unmerged model called in the same way and in the best."""
-    head = ("model, way", "batch", "unmerged, ms: plain / best", "method", "true cut", "plain call, ms", "over plain")
-    lines = [f"| {' | '.join((*head, 'over best', 'captured, ms'))} |", "|---|---:|---:|---|" + "---:|" * 5]
-    found = read("plain-call")
-    for case, batch in dict.fromkeys((row["case"], row["batch"]) for row in found):
-        rows = {row["contender"]: row for row in found if (row["case"], row["batch"]) == (case, batch)}
-        best = min(float(row["ms"]) for name, row in rows.items() if name.startswith("unmerged"))
-        unmerged = f"{float(rows['unmerged plain']['ms']):.2f} / {best:.2f}"
-        for method in dict.fromkeys(name.rpartition(" ")[0] for name in rows if not name.startswith("unmerged")):
-            row, captured = rows[f"{method} plain"], rows.get(f"{method} captured")
-            cells = [case, batch, unmerged, method, f"{float(row['cut_true']):.1%}", f"{float(row['ms']):.2f}"]
-            cells += [f"{float(row[name]):.2f}×" for name in ("over_plain", "over_best")]
-            cells.append("–" if captured is None else f"{float(captured['ms']):.2f}")
-            lines.append(f"| {' | '.join(cells)} |")
+    """Plain calls beside captured graphs and the unmerged model, and beside plain calls of 0.1.0, all in one run."""
+    found = [row for row in read("same-speed") if "NVIDIA" in row["device"]]
+    times = {(row["batch"], row["method"], row["way"]): row for row in found}
+    lines = [
+        "| batch | method | unmerged, plain call, ms | captured, ms | plain call, ms | plain call of 0.1.0, ms |",
+        "|---:|---|---:|---:|---:|---:|",
+    ]
+    for (batch, method, way), row in times.items():
+        if method != "none" and way == "plain":
+            others = times[batch, "none", "plain"], times[batch, method, "captured"]
+            shown = [*(each["after_ms"] for each in others), row["after_ms"], row["before_ms"]]
+            lines.append(f"| {batch} | {method} | " + " | ".join(f"{float(ms):.2f}" for ms in shown) + " |")
     about = found[0]
-    return "\n".join([*lines, "", f"*{about['device']}, torch {about['torch']}, medians of {about['rounds']} rounds.*"])
+    how = f"{about['device']}, torch {about['torch']}, medians of {about['rounds']} rounds"
+    return "\n".join([*lines, "", f"*{how}, {about['date'][:10]}.*"])
 
 
 def processor_table() -> str:
