@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from adamerge.core.checks import check_number, check_numbers
+from adamerge.core.checks import MOST_TOKENS, check_number, check_numbers
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence
 from adamerge.core.layer_numbers import calibrated, check_length, wanted
@@ -18,8 +18,6 @@ from adamerge.core.types import Counts
 
 # Used in place of a smaller standard deviation, so that the z-score stays finite (D9).
 SMALLEST_STD = 1e-6
-# More tokens than any image has, and small enough for an integer.
-MOST_TOKENS = 2**31
 # Lower than every score.  The threshold of a layer at which all links shall merge, and of idle layers.
 LOWEST_THRESHOLD = -1e9
 
@@ -101,8 +99,11 @@ class Fixed:
         """How many merges a layer gets."""
         if layer < self.delay or wanted(self.r, layer) == 0:
             return 0
+        # An image has fewer tokens than this, and greater numbers overflow where counts are tensors.
+        if wanted(self.r, layer) > MOST_TOKENS:
+            return MOST_TOKENS
         if isinstance(self.r, tuple):
-            before = math.fsum(self.r[self.delay : layer])
+            before = math.fsum(min(number, MOST_TOKENS) for number in self.r[self.delay : layer])
             return math.floor(before + self.r[layer]) - math.floor(before)
         done = layer - self.delay
         return math.floor(self.r * (done + 1)) - math.floor(self.r * done)

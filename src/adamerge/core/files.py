@@ -16,7 +16,7 @@ def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[
     """
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as reason:
+    except (json.JSONDecodeError, RecursionError) as reason:
         raise error(f"cannot read the {what} {path}: it is not JSON ({reason}). {advice}") from reason
     except (OSError, UnicodeDecodeError) as reason:
         raise error(f"cannot read the {what} {path}: {reason}. {advice}") from reason

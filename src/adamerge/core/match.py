@@ -1,7 +1,7 @@
 """The links part of a recipe: which token may merge into which, and with what value."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -198,6 +198,38 @@ class SimilarityOnly:
 
 
 @runtime_checkable
+class SplitRule(Protocol):
+    """Divides the tokens into sources and targets; `pairs` is the number of pairs among `n` tokens."""
+
+    def __call__(self, evidence: Evidence) -> Sides: ...
+
+    def pairs(self, n: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class Metric(Protocol):
+    """Gives the features whose cosine is the similarity; `width` is their number."""
+
+    def __call__(self, evidence: Evidence) -> Features: ...
+
+    def width(self, at: Widths) -> int: ...
+
+
+@runtime_checkable
+class Score(Protocol):
+    """Gives the value of a link from the similarity of its tokens and the salience of its source."""
+
+    def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken: ...
+
+
+@runtime_checkable
+class Reach(Protocol):
+    """Says which targets a source may have; None if it may have all."""
+
+    def __call__(self, evidence: Evidence, sides: Sides) -> Bool[Tensor, "b s t"] | None: ...
+
+
+@runtime_checkable
 class Matching(Protocol):
     """Links source tokens to destinations; `macs` is its cost for `n` patch tokens."""
 
@@ -215,10 +247,10 @@ class Bipartite:
     similarity and salience into the value of a link, `reach` limits which targets a source may have.
     """
 
-    split: Any
-    metric: Any
-    score: Any
-    reach: Any = Everywhere()
+    split: SplitRule
+    metric: Metric
+    score: Score
+    reach: Reach = field(default=Everywhere())
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         sides: Sides = self.split(evidence)

@@ -5,6 +5,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from adamerge.core.errors import BadOption
+from adamerge.core.field_types import check_fields
 
 PARTS: dict[str, type] = {}
 P = TypeVar("P", bound=type)
@@ -52,6 +53,7 @@ def from_json(data: Any) -> Any:
     make: Callable[..., Any] | None = PARTS.get(name) if isinstance(name, str) else None
     if make is None:
         raise BadOption(f"unknown part {data.get('part')!r}; this version knows {', '.join(sorted(PARTS))}")
+    check_fields(PARTS[str(name)], inner, PARTS.values())
     try:
         return make(**inner)
     except TypeError as error:

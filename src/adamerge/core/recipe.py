@@ -132,7 +132,7 @@ class Recipe:
         """The recipe that `to_json` wrote, or the text of a file that `save` wrote."""
         try:
             return _recipe(json.loads(text))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise BadOption(
                 f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
             ) from error
@@ -147,7 +147,10 @@ def _recipe(content: Any) -> Recipe:
                 f"fields {', '.join(content)}. {ADVICE}"
             )
         content = content["recipe"]
-    recipe = from_json(content)
+    try:
+        recipe = from_json(content)
+    except RecursionError as error:
+        raise BadOption(f"the parts of this recipe are nested too deeply. {ADVICE}") from error
     if not isinstance(recipe, Recipe):
         raise BadOption(f"a recipe is JSON text as `Recipe.to_json` writes it; this describes {type(recipe).__name__}")
     return recipe

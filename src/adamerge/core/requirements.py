@@ -22,6 +22,8 @@ def check_can_run(recipe: Recipe, depth: int, class_token: bool, *, with_stats: 
     if not any(recipe.may_merge(layer, depth) for layer in range(depth)):
         return
     for one in parts:
+        if getattr(one, "budget", recipe.budget) != recipe.budget:
+            raise BadOption(f"{one} was made for another budget than the recipe's, {recipe.budget}; give both the same")
         what = getattr(one, "needs_attention", None)
         if what is not None and recipe.site == "before_block":
             raise BadOption(

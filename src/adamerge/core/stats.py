@@ -1,7 +1,6 @@
 """Calibrated statistics: `calibrate` measures them, `stats.json` stores them, adaptive budgets read them."""
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from adamerge.core.checks import is_finite_number
 from adamerge.core.errors import BadImages, BadStats
 from adamerge.core.files import read_json, write_atomically
 from adamerge.core.parts import part
@@ -49,12 +49,28 @@ class LayerStats:
             )
         for name, values in (("mean", self.mean), ("std", self.std), ("threshold", self.threshold)):
             for layer, value in enumerate(values):
-                number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                if not number or not math.isfinite(value) or (name == "std" and value < 0):
+                if not is_finite_number(value) or (name == "std" and value < 0):
                     wanted = "a finite number >= 0" if name == "std" else "a finite number"
                     raise BadStats(
                         f"{name} of layer {layer} must be {wanted}; got {value!r}. Run `adamerge calibrate` again."
                     )
+
+        self._check_origin()
+
+    def _check_origin(self) -> None:
+        """Refuse what cannot say where the statistics come from."""
+        for name, number in (("images", self.images), ("passes", self.passes)):
+            if not isinstance(number, int) or not is_finite_number(number) or number < 0:
+                raise BadStats(f"{name} must be a whole number >= 0; got {number!r}. Run `adamerge calibrate` again.")
+        for name, mapping in (("model", self.model), ("recipe", self.recipe)):
+            if not isinstance(mapping, Mapping):
+                raise BadStats(f"{name} must be a mapping; got {mapping!r}. Run `adamerge calibrate` again.")
+        sketch = self.model.get("sketch", [])
+        if not isinstance(sketch, (list, tuple)) or not all(map(is_finite_number, sketch)):
+            raise BadStats(
+                f"the sketch of the model must be a list of finite numbers; got {str(sketch)[:200]}. "
+                "Run `adamerge calibrate` again."
+            )
 
     @property
     def depth(self) -> int:
@@ -115,7 +131,7 @@ def _typed(content: dict[str, Any]) -> dict[str, Any]:
             "Run `adamerge calibrate` again."
         )
     for name, kind in _FIELDS.items():
-        if not isinstance(content[name], kind):
+        if not isinstance(content[name], kind) or isinstance(content[name], bool):
             raise BadStats(
                 f"the field {name!r} must be a {kind.__name__}; got {content[name]!r}. Run `adamerge calibrate` again."
             )

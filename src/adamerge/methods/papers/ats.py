@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 
 from adamerge.core.budget import Everything
-from adamerge.core.checks import check_number
+from adamerge.core.checks import MOST_TOKENS, check_number
 from adamerge.core.combine import BySize, Drop
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.match import Links, no_links
 from adamerge.core.parts import part
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import ClassAttention
-from adamerge.core.types import PerToken
+from adamerge.core.types import Counts, Mask, PerToken
+
+# More points than this are counted and not listed.
+MANY_POINTS = 2**16
 
 
 @part
@@ -31,6 +34,10 @@ class Sampled:
     points: float
     first: float = 0.25
 
+    def __post_init__(self) -> None:
+        check_number("points", self.points, at_least=1, at_most=MOST_TOKENS)
+        check_number("first", self.first)
+
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         if evidence.layer < self.first * evidence.depth:
             return no_links(salience)
@@ -42,10 +49,7 @@ class Sampled:
         if valid is not None:
             score = score.masked_fill(~valid, 0)
         total = (score / score.sum(1, keepdim=True).clamp_min(torch.finfo(score.dtype).tiny)).cumsum(1).nan_to_num(0)
-        points = max(1, round(self.points))
-        at = (torch.arange(points, device=score.device, dtype=score.dtype) + 0.5) / points
-        hit = torch.searchsorted(total, at.expand(b, -1).contiguous()).minimum(evidence.counts[:, None] - 1)
-        sampled = torch.zeros_like(position, dtype=torch.bool).scatter(1, hit, True)
+        sampled = _hit(total, max(1, round(self.points)), evidence.counts)
         # The next sampled position; after the last one, that one.
         last = torch.where(sampled, position, -1).amax(1, keepdim=True)
         following = torch.where(sampled, position, n).flip(1).cummin(1).values.flip(1)
@@ -54,6 +58,20 @@ class Sampled:
 
     def macs(self, n: Tensor, at: Widths) -> Tensor:
         return 0 * n
+
+
+def _hit(total: PerToken, points: int, counts: Counts) -> Mask:
+    """Which tokens `points` even steps over the cumulative sums `total` hit; steps past the end hit the last token."""
+    b, n = total.shape
+    if points <= MANY_POINTS:
+        at = (torch.arange(points, device=total.device, dtype=total.dtype) + 0.5) / points
+        hit = torch.searchsorted(total, at.expand(b, -1).contiguous()).minimum(counts[:, None] - 1)
+        return torch.zeros_like(total, dtype=torch.bool).scatter(1, hit, True)
+    # Too many to list: count those up to the end of each token.
+    passed = (total.double() * points + 0.5).floor()
+    before = torch.nn.functional.pad(passed[:, :-1], (1, 0))
+    last = torch.arange(n, device=total.device) == counts[:, None] - 1
+    return (passed > before) | (last & (passed < points))
 
 
 def ats(tokens: float, *, first: float = 0.25, proportional_attention: bool = False) -> Recipe:
@@ -70,7 +88,7 @@ def ats(tokens: float, *, first: float = 0.25, proportional_attention: bool = Fa
         first: the share of the depth that runs on all tokens.
         proportional_attention: count a kept token as often as the patches it stands for.
     """
-    check_number("tokens", tokens, at_least=1)
+    check_number("tokens", tokens, at_least=1, at_most=MOST_TOKENS)
     return Recipe(
         site="after_attention",
         salience=ClassAttention(),

@@ -2,13 +2,13 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import elu, normalize
 
-from adamerge.core.budget import Fixed
+from adamerge.core.budget import Budget, Fixed
 from adamerge.core.checks import check_number
 from adamerge.core.combine import BySize
 from adamerge.core.errors import BadOption
@@ -25,6 +25,13 @@ class Ratio:
     """Keep the share `ratio` of the patch tokens at every layer."""
 
     ratio: float
+
+    def __post_init__(self) -> None:
+        check_number("ratio", self.ratio, at_least=0)
+        if not 0 < self.ratio <= 1:
+            raise BadOption(
+                f"ratio is the share of tokens kept at each layer and must be in (0, 1]; got {self.ratio!r}"
+            )
 
     @property
     def ragged(self) -> bool:
@@ -52,7 +59,11 @@ class ByEnergy:
 
     needs_attention: ClassVar[str] = "keys"
     margin: float
-    budget: Any
+    budget: Budget
+
+    def __post_init__(self) -> None:
+        if self.budget.ragged:
+            raise BadOption(f"PiToMe needs a budget with the same count for every image; got {self.budget}")
 
     def __call__(self, evidence: Evidence) -> Sides:
         keys = normalize(evidence.keys, dim=-1)
@@ -67,7 +78,7 @@ class ByEnergy:
         taking_part = evidence.counts[:, None]
         if evidence.layer >= math.ceil(evidence.depth / 2):
             merges = self.budget.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
-            taking_part = taking_part.clamp_max(2 * merges)
+            taking_part = taking_part.clamp_max(2 * (merges or 0))
         rank = torch.arange(order.shape[1], device=order.device).expand_as(order)
         part = rank < taking_part
         return Sides(order[:, ::2], order[:, 1::2], part[:, ::2], part[:, 1::2])
@@ -96,10 +107,6 @@ def pitome(
     if (r is None) == (ratio is None):
         raise BadOption(f"give either r or ratio; got r={r!r} and ratio={ratio!r}")
     check_number("margin", margin)
-    if ratio is not None:
-        check_number("ratio", ratio, at_least=0)
-        if not 0 < ratio <= 1:
-            raise BadOption(f"ratio is the share of tokens kept at each layer and must be in (0, 1]; got {ratio!r}")
     budget = Fixed(r) if r is not None else Ratio(ratio if ratio is not None else 1.0)
     return Recipe(
         site="after_attention",
