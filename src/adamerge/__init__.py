@@ -8,6 +8,7 @@ from adamerge.core.stats import LayerStats
 from adamerge.patching.apply import apply, remove, trace
 from adamerge.patching.cuda_graphs import capture, warmup
 from adamerge.patching.dense import unmerge
+from adamerge.patching.explain import explain
 from adamerge.recipe_files import load_recipe, save_recipe
 from adamerge.search.tuner import tune
 
@@ -20,6 +21,7 @@ __all__ = [
     "apply",
     "calibrate",
     "capture",
+    "explain",
     "flops",
     "load_recipe",
     "methods",

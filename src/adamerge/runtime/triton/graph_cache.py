@@ -85,6 +85,19 @@ class GraphCache:
             graph = self._find(x, unique, layers)
             return None if graph is None else self._replay(graph, x, unique)
 
+    def calls_until_capture(self, x: AllTokens) -> int:
+        """At which call from now on tokens shaped like `x` get their graph; 0 where they have it."""
+        wanted = (len(x), tuple(x.shape[1:]), x.dtype, x.device)
+
+        def fits(key: Key) -> bool:
+            return (key.images, key.tokens, key.dtype, key.device) == wanted
+
+        with self._lock:
+            if any(map(fits, self._graphs)):
+                return 0
+            calls = max((number for key, number in self._calls.items() if fits(key)), default=0)
+            return self._wanted_calls + 1 - calls
+
     def _clear(self) -> None:
         self._graphs: OrderedDict[Key, CapturedGraph] = OrderedDict()
         self._calls: Counter[Key] = Counter()

@@ -1,0 +1,60 @@
+"""What `adamerge.explain` says of a batch."""
+
+import pytest
+import torch
+from hosts.families import build, pictures
+from torch import nn
+
+import adamerge
+from adamerge.core.errors import NotApplied
+from adamerge.methods import pitome, tome
+from adamerge.patching.apply import stack_of
+from adamerge.runtime import backend
+
+
+def with_kernels(model: nn.Module) -> nn.Module:
+    """Run by kernels without a device; the interpreter stands in."""
+    selector = stack_of(model).selector
+    selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
+    return model
+
+
+def test_the_reference_on_a_cpu():
+    found = adamerge.explain(adamerge.apply(build("vit"), tome(3)), pictures(2))
+    assert (found.backend, found.tokens_in, found.tokens_out) == ("reference", 17, 17 - 9)
+    assert "CPU" in str(found) and "float32" in str(found)
+
+
+def test_modes_are_those_of_the_caller():
+    model = adamerge.apply(build("vit"), tome(3), "packed")
+    with pytest.warns(UserWarning, match="gradients are enabled"):
+        found = adamerge.explain(model, pictures(2))
+    assert found.backend == "reference" and found.why_not_faster == "gradients are enabled"
+    with torch.inference_mode():
+        assert adamerge.explain(model, pictures(2)).backend == "packed"
+
+
+def test_kernels_and_blocks_that_they_do_not_run():
+    model = with_kernels(adamerge.apply(build("vit"), tome(3), "packed"))
+    stack_of(model).block(1).get_submodule("mlp.fc1").register_forward_hook(lambda *_: None)
+    with torch.inference_mode():
+        found = adamerge.explain(model, pictures(2))
+    assert (found.backend, found.why_not_faster, found.unknown_part) == ("triton", None, None)
+    assert found.blocks_of_torch == (1,)
+    assert "operations of torch in blocks 1" in str(found)
+
+
+def test_an_unknown_part_is_named():
+    model = with_kernels(adamerge.apply(build("vit"), pitome(r=2), "packed"))
+    with torch.inference_mode():
+        found = adamerge.explain(model, pictures(2))
+    assert found.unknown_part == "split ByEnergy" and "the reference, because kernels do not know" in str(found)
+
+
+def test_nothing_stays_on_the_model():
+    model = adamerge.apply(build("vit"), tome(3))
+    before = set(vars(stack_of(model)))
+    adamerge.explain(model, pictures(1))
+    assert set(vars(stack_of(model))) == before
+    with pytest.raises(NotApplied, match="does not merge"):
+        adamerge.explain(adamerge.remove(model), pictures(1))
