@@ -72,6 +72,15 @@ def test_a_shape_gets_its_graph_after_a_few_calls():
     assert model.captured == [8]
 
 
+def test_the_calls_until_a_capture_are_counted():
+    model, left = Model(), []
+    for _ in range(CALLS_BEFORE_CAPTURE + 2):
+        left.append(model.cache.calls_until_capture(tokens(8)))
+        model(tokens(8))
+    assert left == [*range(CALLS_BEFORE_CAPTURE + 1, 0, -1), 0]
+    assert model.cache.calls_until_capture(tokens(5)) == CALLS_BEFORE_CAPTURE + 1
+
+
 def test_a_result_is_not_overwritten_by_the_next_call():
     model = Model()
     model.warm(2)
