@@ -20,7 +20,7 @@ from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.block_view import View
 from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
-from adamerge.runtime.packed.onednn import with_onednn
+from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, Trace, join
@@ -79,13 +79,17 @@ class BackendSelector:
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
-        if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
+        if self.runtime == "reference":
             return ReferenceBackend(self, x, views)
         obstacle = self._obstacle(x, training)
         if obstacle is None and views != self.views:
             obstacle = Obstacle("this is a replica of DataParallel")
+        if obstacle is None and self.runtime == "auto" and x.device.type == "cpu":
+            obstacle = self._no_gain_on_cpu(x)
         if obstacle is not None:
-            self._warn_of(obstacle)
+            # A batch on a CPU never has kernels: with "auto" the reference is no surprise there.
+            if x.is_cuda or self.runtime == "packed":
+                self._warn_of(obstacle)
             return ReferenceBackend(self, x, views)
         if not x.is_cuda:
             return PackedBackend(self, x)
@@ -123,6 +127,14 @@ class BackendSelector:
             self.warn_once(f"runtime='packed' was asked for, but {obstacle.reason}; the reference runs instead")
         elif obstacle.advice is not None:
             self.warn_once(f"the merged blocks run without kernels because {obstacle.reason}; {obstacle.advice}")
+
+    def _no_gain_on_cpu(self, x: Tensor) -> Obstacle | None:
+        """Why the reference is better for a batch on a CPU that could be packed; None if it is not."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return Obstacle("a compiler follows plain torch best")
+        if not self.recipe.ragged and not isinstance(with_onednn(self.views[0], x), OneDnnView):
+            return Obstacle("equal lengths need no packing, and oneDNN does not run this block")
+        return None
 
     def triton(self) -> "TritonBackend":
         """The triton backend for this recipe, built once."""
