@@ -18,8 +18,8 @@ from adamerge.runtime.packed.state import PackedState
 
 # Query, key and value of all packed rows, and the scale of their scores.
 PackedAttention = tuple[PackedHeads, PackedHeads, PackedHeads, float]
-# Images are padded to a multiple of this many patch tokens when they are decided on.
-WIDTH_STEP = 32
+# How many widths there are to which images are padded when they are decided on.
+WIDTHS = 8
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def groups_of(state: PackedState, recipe: Recipe) -> list[Group]:
     layout, patches = state.layout, state.history.shape[1]
     if state.x.device.type != "cpu" or not recipe.ragged or not layout.images:
         return [whole_batch(layout)]
-    widths = [min(-(-count // WIDTH_STEP) * WIDTH_STEP, patches) for count in layout.patches.tolist()]
+    step = max(patches // WIDTHS, 1)
+    widths = [min(-(-count // step) * step, patches) for count in layout.patches.tolist()]
     if len(set(widths)) == 1:
         return [Group(None, widths[0])]
     return [
