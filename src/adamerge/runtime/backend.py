@@ -84,8 +84,6 @@ class BackendSelector:
         obstacle = self._obstacle(x, training)
         if obstacle is None and views != self.views:
             obstacle = Obstacle("this is a replica of DataParallel")
-        if obstacle is None and self.runtime == "auto" and x.device.type == "cpu":
-            obstacle = self._no_gain_on_cpu(x)
         if obstacle is not None:
             # A batch on a CPU never has kernels: with "auto" the reference is no surprise there.
             if x.is_cuda or self.runtime == "packed":
@@ -101,7 +99,7 @@ class BackendSelector:
         return TritonWithFallback(self, x, views)
 
     def why_reference(self, x: Tensor, training: bool) -> str | None:
-        """Why a batch on a CUDA device takes the reference backend, or None if it does not."""
+        """Why a batch takes the reference backend, or None if it does not."""
         if self.runtime == "reference":
             return "runtime='reference' was asked for"
         obstacle = self._obstacle(x, training)
@@ -110,7 +108,8 @@ class BackendSelector:
     def _obstacle(self, x: Tensor, training: bool) -> Obstacle | None:
         batch = read_facts(x, training)
         rotation = self._why_no_rotation(batch.device)
-        return find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+        found = find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+        return self._no_gain_on_cpu(x) if found is None and self.runtime == "auto" and batch.device == "cpu" else found
 
     def _why_no_rotation(self, device: str) -> str | None:
         """Why this host's queries and keys cannot be turned without the reference; None if they can or need not."""
