@@ -79,7 +79,8 @@ class BackendSelector:
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
-        if self.runtime == "reference":
+        compiling = self.runtime == "auto" and not x.is_cuda and torch.compiler.is_compiling()
+        if self.runtime == "reference" or compiling:
             return ReferenceBackend(self, x, views)
         obstacle = self._obstacle(x, training)
         if obstacle is None and views != self.views:
