@@ -10,6 +10,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.methods import adamerge as as_published
 from adamerge.methods import dymu
 from adamerge.presets import protect
+from adamerge.runtime.packed.state import pack
 
 IMAGES = 7
 ADAPTIVE = {"published": as_published(r_max=6), "dymu": dymu(3), "preset": protect(r=2.5)}
@@ -78,3 +79,10 @@ def test_an_image_that_merges_nothing_among_strangers_that_do_gets_the_bits_of_t
         assert 0 < len(kept) < IMAGES
         for image in kept:
             assert torch.equal(model.forward_features(images[image : image + 1])[0], among[image])
+
+
+def test_one_image_in_the_memory_layout_of_a_convolution_becomes_rows():
+    tokens = torch.randn(2, 8, 5).mT
+    assert pack(tokens, 0).x.is_contiguous()
+    assert pack(tokens[:1], 0).x.is_contiguous()
+    assert torch.equal(pack(tokens[:1], 0).x, tokens[0])

@@ -42,12 +42,21 @@ class PackedState:
         return len(self.steps)
 
 
+def pack_rows(x: AllTokens) -> Packed:
+    """Tokens `(b, t, d)` as contiguous rows `(b * t, d)`.
+
+    Without a class token, some hosts give tokens in the memory layout of a convolution.  For one image they would stay
+    in it; products of another layout round differently, and kernels read rows.
+    """
+    return x.reshape(-1, x.shape[2]).contiguous()
+
+
 def pack(x: AllTokens, prefix: int, class_token: bool = False) -> PackedState:
     """The state before the first block: `(b, t, d)` tokens, each of size 1; the first `prefix` are prefix tokens."""
-    b, n, d = x.shape
+    b, n = x.shape[:2]
     size = torch.ones(b * n, device=x.device)
     history = torch.arange(n - prefix, device=x.device, dtype=torch.int32).repeat(b, 1)
-    return PackedState(x.reshape(b * n, d), uniform_layout(b, n, prefix, x.device), size, history, class_token)
+    return PackedState(pack_rows(x), uniform_layout(b, n, prefix, x.device), size, history, class_token)
 
 
 def unpack(state: PackedState) -> AllTokens:

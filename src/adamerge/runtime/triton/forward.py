@@ -21,7 +21,7 @@ from adamerge.core.types import AllTokens
 from adamerge.runtime.block_view import NormParams, PlainView, RotaryView, View
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, RowSlots
-from adamerge.runtime.packed.state import PackedState, pack, unpack
+from adamerge.runtime.packed.state import PackedState, pack, pack_rows, unpack
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
@@ -79,7 +79,7 @@ class TritonBackend:
             return TritonForward(self, state, autocast)
         if self.is_capturing(x) and not note_used(self._first_state):
             self._captured.append(self._first_state)
-        state = PackedState(x.reshape(-1, x.shape[2]), *self._first_state[1:], self.class_token)
+        state = PackedState(pack_rows(x), *self._first_state[1:], self.class_token)
         return TritonForward(self, state, autocast)
 
 
