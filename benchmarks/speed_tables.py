@@ -111,7 +111,7 @@ def processor_table() -> str:
     merging (a recipe that merges one token in the last block)."""
     lines = [
         "| two cores, batch 8 | true cut | ratio of costs | packed | share of that ratio | share, over one token "
-        "| reference |",
+        "| reference, the default |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     (run,) = runs(f"bench-{BASE}-cpu")

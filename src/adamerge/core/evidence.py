@@ -112,8 +112,7 @@ class Evidence:
 
     def _weights(self, heads: Heads, query: Float[Tensor, "b q h k"]) -> Float[Tensor, "b q t"]:
         """The attention weights of these queries, averaged over heads."""
-        # Contiguous, because the product rounds by the memory layout, which would else depend on the number of images.
-        query, key = (side.to(self.tokens.dtype).transpose(1, 2).contiguous() for side in (query, heads.key))
+        query, key = (side.to(self.tokens.dtype).transpose(1, 2) for side in (query, heads.key))
         scores = heads.scale * query @ key.mT
         return (scores if heads.bias is None else scores + heads.bias).softmax(-1).mean(1)
 

@@ -13,9 +13,6 @@ from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.parts import part
 from adamerge.core.types import Counts, Features, Mask, PerImage, PerToken, Slots
 
-# A multiple of the numbers that torch computes at once on any CPU.
-LONGEST_VECTORS = 64
-
 
 @dataclass(frozen=True)
 class Links:
@@ -188,19 +185,7 @@ class Protect:
             raise BadOption(f"strength must be a finite number >= 0; got {self.strength!r}")
 
     def __call__(self, similarity: PerToken, salience: PerToken) -> PerToken:
-        return (similarity - 1) * _power(salience, self.strength)
-
-
-def _power(x: PerToken, exponent: float) -> PerToken:
-    """`x ** exponent`, the same to the bit wherever an image is in its batch.
-
-    On a CPU, torch computes whole vectors of numbers in one way and the numbers left over at the end in another.  So
-    every row is filled up to whole vectors.
-    """
-    if x.device.type != "cpu":
-        return x**exponent
-    n = x.shape[1]
-    return (torch.nn.functional.pad(x, (0, -n % LONGEST_VECTORS), value=1.0) ** exponent)[:, :n]
+        return (similarity - 1) * salience**self.strength
 
 
 @part

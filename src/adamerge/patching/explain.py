@@ -96,7 +96,8 @@ def _observed(stack: Stack) -> Iterator[_Seen]:
     forward: Callable[..., Tensor] = stack.forward
 
     def note(x: Tensor) -> None:
-        reason = stack.selector.why_reference(x, stack.training)
+        on_cpu = stack.selector.runtime == "auto" and not x.is_cuda
+        reason = "the batch is on a CPU" if on_cpu else stack.selector.why_reference(x, stack.training)
         seen.tokens, seen.reason = x, reason or ("kernels need a CUDA device" if not x.is_cuda else None)
 
     def choose_and_note(x: Tensor) -> Backend:

@@ -14,11 +14,14 @@ STAGES = ("qkv", "attention", "project", "decide", "merge", "mlp", "finish")
 # residual sum and the norm after it are one kernel, which ends the attention or the MLP; a merge kernel does both too.
 KERNELS = {
     "_attend": "attention",
+    "_rotate": "qkv",
+    "_token_places": "qkv",
     "_affinity": "decide",
     "_affinity_one_program": "decide",
     "_affinity_row_resident": "decide",
     "_mean_key_unit": "decide",
     "_class_attention": "decide",
+    "_received": "decide",
     "_match": "decide",
     "_decide": "decide",
     "_merge": "merge",

@@ -20,6 +20,7 @@ from adamerge.presets import protect
 from adamerge.runtime.packed import attention as attend
 from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, token_index, uniform_layout, unpad
+from adamerge.runtime.packed.state import pack
 
 CPU = torch.device("cpu")
 # One combines padded tokens, one drops tokens, one keeps norms, one reads places.
@@ -149,3 +150,10 @@ def test_rows_are_rounded_up_by_few_and_take_few_values():
 
 def test_a_uniform_layout_equals_the_ragged_layout_of_equal_counts():
     assert torch.equal(uniform_layout(3, 5, 1, CPU).offsets, ragged_layout([4, 4, 4], 1, CPU).offsets)
+
+
+def test_one_image_in_the_memory_layout_of_a_convolution_becomes_rows():
+    tokens = torch.randn(2, 8, 5).mT
+    assert pack(tokens, 0).x.is_contiguous()
+    assert pack(tokens[:1], 0).x.is_contiguous()
+    assert torch.equal(pack(tokens[:1], 0).x, tokens[0])

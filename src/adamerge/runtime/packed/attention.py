@@ -13,18 +13,11 @@ MOST_TOKENS_BY_PRODUCTS = 256
 
 
 def attend_each(
-    query: PackedHeads,
-    key: PackedHeads,
-    value: PackedHeads,
-    layout: Layout,
-    scale: float,
-    size: PerRow | None,
-    patches: int | None = None,
+    query: PackedHeads, key: PackedHeads, value: PackedHeads, layout: Layout, scale: float, size: PerRow | None
 ) -> PackedHeads:
     """Attention of every image's queries to its own keys: `(total, heads, k)` in and out.
 
-    `size` makes it proportional: its logarithm is added to the scores of each key.  An image that still has all of its
-    `patches` patch tokens merged nothing, and nothing is added.  Rows after the last image get 0.
+    `size` makes it proportional: its logarithm is added to the scores of each key.  Rows after the last image get 0.
     If all images have the same length and torch's own attention is used, one call takes them all; otherwise images
     are computed in a loop.
     """
@@ -39,8 +32,7 @@ def attend_each(
     for begin, end in pairwise(layout.offsets.tolist()):
         q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
         # Computed per image: a slice of one long bias array is not aligned as attention on CUDA needs it.
-        whole = patches is not None and end - begin == layout.prefix + patches
-        bias = None if size is None or whole else size[begin:end].log().to(q.dtype)
+        bias = None if size is None else size[begin:end].log().to(q.dtype)
         # Chosen by this image's own length, so that its result does not depend on the other images.
         attend = _attend_by_products if _products_are_faster(query, end - begin) else _attend
         out[begin:end] = attend(q, k, v, scale, bias).transpose(0, 1)

@@ -4,7 +4,6 @@ Layers compute on existing tokens only.  Merges are decided by `Recipe.decide` o
 The triton backend calls `merge` for recipes that its kernels cannot decide.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -13,24 +12,18 @@ from torch import Tensor
 
 from adamerge.core.combine import Average, Drop, MeanNorm
 from adamerge.core.decision import Decision
+from adamerge.core.evidence import Evidence, Heads
+from adamerge.core.lazy import deferred
 from adamerge.core.match import Links
-from adamerge.core.plan import Plan, tally
+from adamerge.core.plan import Plan, first, keep_all, tally
 from adamerge.core.recipe import Recipe
-from adamerge.core.types import PerImage
+from adamerge.core.types import Slots
 from adamerge.runtime.block_view import View
 from adamerge.runtime.packed.attention import attend_each
-from adamerge.runtime.packed.by_image import layers_for
-from adamerge.runtime.packed.evidence import (
-    PackedAttention,
-    build_evidence,
-    groups_of,
-    join,
-    redundancy_of,
-    whole_batch,
-)
 from adamerge.runtime.packed.layout import (
     Layout,
     Packed,
+    PackedHeads,
     PerRow,
     pad,
     ragged_layout,
@@ -46,24 +39,25 @@ from adamerge.runtime.trace import LayerTrace
 # Combine parts that read the decision only, so that they can run on packed rows instead of padded tokens.
 COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
 
+# Query, key and value of all packed rows, and the scale of their scores.
+PackedAttention = tuple[PackedHeads, PackedHeads, PackedHeads, float]
+
 
 def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
     """Run one block; the recipe's merge comes before it or between its attention and its MLP."""
     if recipe.site == "before_block":
         state = merge(state, recipe, depth)
-    layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("qkv"):
-        query, key, value = layers.qkv(state.x)
+        query, key, value = view.qkv(state.x)
     with stage("attention"):
         size = state.size if recipe.proportional_attention and state.merged else None
-        attended = attend_each(query, key, value, state.layout, view.scale, size, state.history.shape[1])
+        attended = attend_each(query, key, value, state.layout, view.scale, size)
     with stage("project"):
-        state = replace(state, x=state.x + layers.project(attended))
+        state = replace(state, x=state.x + view.project(attended))
     if recipe.site == "after_attention":
         state = merge(state, recipe, depth, (query, key, value, view.scale))
-        layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("mlp"):
-        return replace(state, x=state.x + layers.mlp(state.x))
+        return replace(state, x=state.x + view.mlp(state.x))
 
 
 def merge(
@@ -78,15 +72,13 @@ def merge(
     can have unused rows at its end.
     """
     layout = state.layout
-    with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
-        groups = groups_of(state, recipe)
-        evidence = [build_evidence(state, recipe, depth, heads, group) for group in groups]
-        decisions = [recipe.decide(each) for each in evidence]
-        decision = join(groups, decisions, layout)
-        redundancy = partial(redundancy_of, groups, decisions, layout)
+    with stage("decide"):
+        evidence = build_evidence(state, recipe, depth, heads)
+        with torch.autocast(state.x.device.type, enabled=False):
+            decision = recipe.decide(evidence)
     plan = decision.plan
     if plan.is_identity:
-        return replace(state, steps=(*state.steps, partial(_layer_trace, decision, layout, state.size, redundancy)))
+        return replace(state, steps=(*state.steps, partial(_layer_trace, decision, layout, state.size)))
     with stage("merge"):
         after = uniform_layout(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
         if plan.ragged:
@@ -96,10 +88,9 @@ def merge(
         packed = _as_one_image(decision, layout, after, rows)
         size = tally(state.size[None, : layout.total], packed.plan)[0]
         if type(recipe.combine) in COMBINE_ANY_ROWS:
-            x = recipe.combine(state.x[None, : layout.total], packed, evidence[0])[0]
+            x = recipe.combine(state.x[None, : layout.total], packed, evidence)[0]
         else:
-            padded = build_evidence(state, recipe, depth, heads, whole_batch(layout))
-            patches = recipe.combine(padded.raw, decision, padded)
+            patches = recipe.combine(evidence.raw, decision, evidence)
             x = unpad(torch.cat([_prefix_tokens(state.x, layout), patches], 1), token_index(after))
             x = torch.nn.functional.pad(x, (0, 0, 0, rows - after.total))
         history = plan.slot.gather(1, state.history.long()).int()
@@ -113,8 +104,46 @@ def merge(
         logs=None,
         normed=None,
         inverse=None,
-        steps=(*state.steps, partial(_layer_trace, decision, after, size, redundancy)),
+        steps=(*state.steps, partial(_layer_trace, decision, after, size)),
     )
+
+
+def build_evidence(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
+    """The evidence for one merge, padded to the longest image.  Tokens, places and heads are padded when first read."""
+    layout = state.layout
+    return Evidence(
+        raw=deferred(lambda: pad(state.x, layout, layout.most)),
+        size=pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32)),
+        layer=state.layer,
+        depth=depth,
+        prefix=layout.prefix,
+        class_token=state.class_token,
+        count=None if layout.uniform else layout.patches.long(),
+        heads=None if heads is None else _padded_heads(state, recipe, *heads),
+        place=deferred(lambda: _places(state)),
+        patches=state.history.shape[1],
+    )
+
+
+def _padded_heads(
+    state: PackedState, recipe: Recipe, query: PackedHeads, key: PackedHeads, value: PackedHeads, scale: float
+) -> Heads:
+    """Queries, keys and values of all tokens, `(b, longest, heads, k)`; each array is padded when first read."""
+    all_tokens = replace(state.layout, prefix=0)
+    return Heads(
+        query=deferred(lambda: pad(query, all_tokens, all_tokens.longest)),
+        key=deferred(lambda: pad(key, all_tokens, all_tokens.longest)),
+        value=deferred(lambda: pad(value, all_tokens, all_tokens.longest)),
+        scale=scale,
+        bias=_bias(state, recipe, all_tokens),
+    )
+
+
+def _places(state: PackedState) -> Slots:
+    """The first original patch that each patch token stands for, `(b, n)`; 0 in padding."""
+    images, patches = state.history.shape
+    past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
+    return first(keep_all(images, patches, state.x.device).slot, past)
 
 
 def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
@@ -137,13 +166,22 @@ def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int)
     return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
 
 
+def _bias(state: PackedState, recipe: Recipe, all_tokens: Layout) -> Tensor | None:
+    """What this block's attention added to its scores, `(b, 1, 1, longest)`: log sizes, and -inf for padding."""
+    proportional = recipe.proportional_attention and state.merged
+    if all_tokens.uniform and not proportional:
+        return None
+    value = state.size.log() if proportional else torch.zeros_like(state.size)
+    return pad(value, all_tokens, all_tokens.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
+
+
 def _prefix_tokens(x: Packed, layout: Layout) -> Tensor:
     """The prefix tokens of every image, `(b, prefix, d)`."""
     row = layout.offsets[:-1, None] + torch.arange(layout.prefix, device=x.device)
     return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
 
 
-def _layer_trace(decision: Decision, after: Layout, size: PerRow, redundancy: Callable[[], PerImage]) -> LayerTrace:
+def _layer_trace(decision: Decision, after: Layout, size: PerRow) -> LayerTrace:
     """The trace of one layer; `after` and `size` are the layout and the sizes after its merge."""
     padded = pad(size, after, after.most).to(decision.salience.dtype)
-    return LayerTrace(decision.plan, decision.salience, padded, redundancy())
+    return LayerTrace(decision.plan, decision.salience, padded, decision.links.redundancy)

@@ -48,7 +48,7 @@ def pack_rows(x: AllTokens) -> Packed:
     Without a class token, some hosts give tokens in the memory layout of a convolution.  For one image they would stay
     in it; products of another layout round differently, and kernels read rows.
     """
-    return x.reshape(-1, x.shape[2]).contiguous()
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2]).contiguous()
 
 
 def pack(x: AllTokens, prefix: int, class_token: bool = False) -> PackedState:

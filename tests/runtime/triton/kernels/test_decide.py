@@ -9,7 +9,7 @@ from torch import Tensor
 
 from adamerge.core.budget import Fixed, Threshold
 from adamerge.core.combine import BySize, MeanNorm
-from adamerge.core.evidence import Evidence
+from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.plan import tally
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import ClassShare, scale_to_mean_one
@@ -68,6 +68,9 @@ class TheTokens:
 
     def __call__(self, evidence: Evidence) -> Tensor:
         return evidence.tokens
+
+    def width(self, at: Widths) -> int:
+        return at.dim
 
 
 def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Choice, Tensor]:

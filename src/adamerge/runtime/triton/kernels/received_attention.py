@@ -77,8 +77,7 @@ def received_attention(
     if query.stride() != key.stride() or query.stride(2) != 1:
         query, key = query.contiguous(), key.contiguous()
     side = 32 if query.dtype == torch.float32 else min(64, max(16, next_pow2(layout.longest)))
-    grid = (blocks(layout.longest, side), layout.images * heads)
-    _received[grid](
+    _received[(blocks(layout.longest, side), layout.images * heads)](
         query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
         HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None,
         PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
