@@ -63,9 +63,9 @@ def features(model: Any, images: Tensor) -> Tensor:
         ("vit", "adaptive", False),
         ("deit3", "threshold", True),
         ("vit", "preset on tokens", False),
-        ("vit", "energy", False),
+        pytest.param("vit", "energy", False, marks=pytest.mark.slow),
         ("qk_norm", "tome", False),
-        ("dinov2", "tome", False),
+        pytest.param("dinov2", "tome", False, marks=pytest.mark.slow),
     ],
 )
 def test_the_error_is_no_more_than_twice_that_of_the_reference(family, name, capturing):
@@ -85,7 +85,7 @@ def test_the_error_is_no_more_than_twice_that_of_the_reference(family, name, cap
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", ["adaptive", "threshold"])
+@pytest.mark.parametrize("name", [pytest.param("adaptive", marks=pytest.mark.slow), "threshold"])
 def test_products_and_attention_are_in_half_precision_and_sums_are_not(name, monkeypatch):
     """Interpreted, there are two processors, and these products are large."""
     model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
