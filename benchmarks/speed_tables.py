@@ -88,24 +88,6 @@ def sizes_table() -> str:
     return "\n".join(lines)
 
 
-def plain_call_table() -> str:
-    """Plain calls beside captured graphs and the unmerged model, and beside plain calls of 0.1.0, all in one run."""
-    found = [row for row in read("same-speed") if "NVIDIA" in row["device"]]
-    times = {(row["batch"], row["method"], row["way"]): row for row in found}
-    lines = [
-        "| batch | method | unmerged, plain call, ms | captured, ms | plain call, ms | plain call of 0.1.0, ms |",
-        "|---:|---|---:|---:|---:|---:|",
-    ]
-    for (batch, method, way), row in times.items():
-        if method != "none" and way == "plain":
-            others = times[batch, "none", "plain"], times[batch, method, "captured"]
-            shown = [*(each["after_ms"] for each in others), row["after_ms"], row["before_ms"]]
-            lines.append(f"| {batch} | {method} | " + " | ".join(f"{float(ms):.2f}" for ms in shown) + " |")
-    about = found[0]
-    how = f"{about['device']}, torch {about['torch']}, medians of {about['rounds']} rounds"
-    return "\n".join([*lines, "", f"*{how}, {about['date'][:10]}.*"])
-
-
 def processor_table() -> str:
     """Speed-ups on a CPU as shares of the ratio of costs: over the unmerged model, and over the runtime without
     merging (a recipe that merges one token in the last block)."""

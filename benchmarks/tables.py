@@ -16,7 +16,6 @@ from speed_tables import (
     equal_cost_table,
     floor_table,
     parity_table,
-    plain_call_table,
     processor_table,
     sizes_table,
     speed_matrix,
@@ -169,7 +168,6 @@ def pages() -> dict[Path, str]:
             speed,
             {
                 "speeds": speed_matrix(),
-                "plain": plain_call_table(),
                 "processor": processor_table(),
                 "equal": equal_cost_table(),
                 "blocks": blocks_table(),
