@@ -6,7 +6,6 @@ or a file that torch.save wrote with `images` (uint8, cropped for the model, or 
 """
 
 import argparse
-import csv
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from frontier_inputs import meet, read_images
+from reading import RESULTS, append
 from torch import Tensor, nn
 
 from adamerge.cli.loading import load_model
@@ -34,7 +34,6 @@ from adamerge.search.scaling import preset_at, scale_to_target
 from adamerge.search.target import Target
 from adamerge.search.tuner import hold_out
 
-RESULTS = Path(__file__).resolve().parent / "results"
 WEIGHED = [{"proportional_attention": True}, {"proportional_attention": False}]
 UNWEIGHED = WEIGHED[::-1]
 EXCHANGED = {"split": "alternating", "averaging": "size", "proportional_attention": True}
@@ -57,13 +56,6 @@ OPEN: dict[str, list[dict[str, Any]]] = {
     ],
     "random": [{}],
 }
-FIELDS = (
-    "model", "cut", "method", "options", "knob", "untuned", "best", "tune_kl", "kl", "kl_low", "kl_high", "top1",
-    "delta_top1", "delta_top1_low", "delta_top1_high", "cut_tune", "cut_judge", "tuned_ratio", "tuned_minus_this",
-    "tuned_minus_this_low", "tuned_minus_this_high", "tuned_top1_minus_this", "tuned_top1_low", "tuned_top1_high",
-    "cosine_pooled", "cosine_patches", "sweeps", "seconds", "tune_images", "sample", "judge_images", "device", "dtype",
-    "date", "versions",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -106,15 +98,11 @@ def main() -> None:
     model = load_model(*given, image_size=arguments.image_size)
     frontier = Frontier(model, arguments)
     out: Path = arguments.out or RESULTS / f"frontier-{arguments.model}.csv"
-    going_on = arguments.append and out.exists()
-    with out.open("a" if going_on else "w", newline="", encoding="utf-8") as file:
-        table: csv.DictWriter[str] = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if not going_on:
-            table.writeheader()
-        for cut in map(float, arguments.cuts.split(",")):
-            for row in frontier.rows(cut):
-                table.writerow(row)
-                file.flush()
+    if not arguments.append:
+        out.unlink(missing_ok=True)
+    for cut in map(float, arguments.cuts.split(",")):
+        for row in frontier.rows(cut):
+            append(out, [row])
 
 
 class Frontier:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from adamerge.core.files import write_atomically
-from adamerge.experiments.csv_tables import read_table, write_table
+from adamerge.experiments.csv_tables import read_columns, read_table, write_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -21,6 +21,15 @@ def read(name: str) -> list[Row]:
 def write(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows as a CSV file, atomically; the first row gives the columns."""
     write_atomically(path, write_table(list(rows[0]), rows))
+
+
+def append(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add rows to a CSV file; a new file gets a header first.  The first row gives the columns."""
+    columns, new = list(rows[0]), not path.exists()
+    if not new and (found := read_columns(path.read_text(encoding="utf-8"))) != columns:
+        raise SystemExit(f"{path} has the columns {found}, the new rows have {columns}: give another file")
+    with path.open("a", newline="", encoding="utf-8") as file:
+        file.write(write_table(columns, rows, header=new))
 
 
 def interval(row: Row, name: str, digits: int) -> str:

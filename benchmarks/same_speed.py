@@ -7,7 +7,6 @@ by the first and read by the second.  Rows are added to a CSV file.
 """
 
 import argparse
-import csv
 import datetime
 import json
 import os
@@ -169,14 +168,12 @@ def main() -> None:
         return
     if arguments.before is None:
         parser.error("--before is needed: a checkout of the library to compare with")
+    # Not at the top: a worker imports the library from another checkout, which may lack what this module needs.
+    from reading import append
+
     for row in measure(arguments):
         if arguments.out is not None:
-            new = not arguments.out.exists()
-            with arguments.out.open("a", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(row))
-                if new:
-                    writer.writeheader()
-                writer.writerow(row)
+            append(arguments.out, [row])
 
 
 if __name__ == "__main__":
