@@ -1,4 +1,4 @@
-"""Cutting images into patches is one matrix product for the kernels' road, and a convolution again afterwards."""
+"""With the triton backend the patch embedding is one matrix product; after `remove` it is a convolution again."""
 
 import copy
 import io

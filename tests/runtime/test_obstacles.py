@@ -1,4 +1,4 @@
-"""On CUDA nobody runs without kernels unknowingly.  Fake tensors stand in for a device."""
+"""On CUDA a model that runs without kernels says so.  Fake tensors replace a device here."""
 
 import warnings
 from dataclasses import replace

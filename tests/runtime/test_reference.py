@@ -121,7 +121,7 @@ def merged_state(prefix: int = 1) -> reference.State:
     return replace(state, x=noise(2, prefix + 3, 4), size=size, place=place, history=history, count=plan.count)
 
 
-def test_proportional_attention_adds_the_log_of_the_size_and_nobody_sees_padding():
+def test_proportional_attention_adds_the_log_of_the_size_and_padding_gets_no_attention():
     bias = reference.bias(merged_state(), proportional=True)
     inf = float("inf")
     assert bias is not None and bias.shape == (2, 1, 1, 4)

@@ -1,4 +1,4 @@
-"""timm: VisionTransformer with pre-norm, post-norm or parallel blocks, its distilled variant, and the rotary Eva."""
+"""Hosts of timm: VisionTransformer (blocks with pre-norm, post-norm or parallel branches, distilled) and Eva."""
 
 import inspect
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class TimmBlock:
-    """timm's pre-norm block as a View, in the host's own order of operations, so that results are equal to the bit."""
+    """timm's pre-norm block as a View.  Operations run in timm's order, so that results are equal bit for bit."""
 
     block: Any
 
@@ -97,7 +97,7 @@ class TimmBlock:
 
 
 class PostNormBlock(TimmBlock):
-    """timm's ResPostBlock: the branches are normed, not what enters them."""
+    """timm's ResPostBlock: each branch ends with its norm."""
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return _qkv(self.attn, x)
@@ -110,7 +110,7 @@ class PostNormBlock(TimmBlock):
 
 
 class ParallelBlock(TimmBlock):
-    """timm's ParallelThingsBlock: attentions side by side are one attention with all their heads."""
+    """timm's ParallelThingsBlock: its parallel attentions, as one attention with the heads of all."""
 
     @property
     def attn(self) -> Any:
@@ -136,7 +136,7 @@ class ParallelBlock(TimmBlock):
 
 
 class TimmRotaryBlock(TimmBlock):
-    """timm's EvaBlock."""
+    """timm's EvaBlock: queries and keys are rotated by tables of positions."""
 
     def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         return apply_rot_embed_cat(x, rows[0], half=getattr(self.attn, "rotate_half", False))
@@ -175,7 +175,7 @@ class TimmRotaryBlock(TimmBlock):
 
 
 class RotaryPostNormBlock(PostNormBlock):
-    """timm's EvaBlockPostNorm."""
+    """timm's EvaBlockPostNorm: a rotary block in which each branch ends with its norm."""
 
     turn, rotation = TimmRotaryBlock.turn, TimmRotaryBlock.rotation
 
@@ -191,7 +191,7 @@ ATTENTIONS = (Attention, EvaAttention, AttentionRope)
 
 
 def host(model: nn.Module) -> Host:
-    """The host view of a timm model; refused with the reason where a block is not one that is known."""
+    """The host of a timm model.  A model with a block that is not known is refused, with the reason."""
     if not isinstance(model, (VisionTransformer, Eva)):
         name = type(model).__name__
         why = f": {REASONS[name]}" if name in REASONS else ""
@@ -202,7 +202,7 @@ def host(model: nn.Module) -> Host:
     has_class = model.cls_token is not None if rotary else model.has_class_token
     convention = CallConvention("rope" if rotary else None)
     head = ((model, "forward_head"),)
-    # Variants that put tokens together in a way of their own keep it.  A patched method wraps the model's own.
+    # `_pos_embed` is patched only where it is timm's own, not a subclass's.  `unwrap` sees through an earlier patch.
     own = inspect.unwrap(type(model)._pos_embed) is VisionTransformer._pos_embed
     positions = (model, "_pos_embed") if own else None
     found = Host(
@@ -231,7 +231,7 @@ def _views(container: nn.Module) -> Iterator[TimmBlock]:
                 f"block {layer} of this model is a {kind}; supported are timm's {known}. Blocks whose MLP runs beside "
                 "their attention, or whose attention is differential, are not supported."
             )
-        # Older releases of timm have no gate at all.
+        # Older releases of timm have no attribute `gate`.
         if any(getattr(attention, "gate", None) is not None for attention in attentions):
             raise UnsupportedModel(
                 f"block {layer} of this model gates its attention output, which is not supported yet"
@@ -254,12 +254,12 @@ def _qkv(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _head_dim(attn: Any) -> int:
-    # Eva's attention does not keep it in older releases of timm.
+    # In older releases of timm, Eva's attention has no attribute `head_dim`.
     return attn.proj.in_features // attn.num_heads
 
 
 def _packed(attn: Any, y: Tensor) -> Tensor:
-    # EVA alone keeps the biases apart from the weights, and none for keys.
+    # Only EVA has biases outside of its linear layer; the bias of the keys is a buffer of zeros.
     if getattr(attn, "q_bias", None) is None:
         return attn.qkv(y)
     bias = _separate_bias(attn)
@@ -287,7 +287,7 @@ def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
 def _image_shape(model: Any) -> tuple[int, int, int]:
     size = model.patch_embed.img_size
     height, width = size if size is not None else model.pretrained_cfg["input_size"][1:]
-    # The first convolution: hybrid models have a whole network before the patches.
+    # The first convolution, because hybrid models have a network before the patches.
     first = next(part for part in model.patch_embed.modules() if isinstance(part, nn.Conv2d))
     return first.in_channels, height, width
 

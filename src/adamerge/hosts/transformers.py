@@ -1,4 +1,4 @@
-"""transformers, 4.5x and 5.x: ViT, DeiT, DINOv2 with and without registers, DINOv3, CLIP, SigLIP, VideoMAE and kin."""
+"""Hosts of transformers 4.5x and 5.x: ViT, DeiT, DINOv2, DINOv3, CLIP, SigLIP, VideoMAE and similar models."""
 
 import inspect
 from collections.abc import Iterator, Sequence
@@ -31,13 +31,13 @@ except ImportError:  # 4.x has none
 
 
 def _records(hook: Any) -> bool:
-    """Whether a hook is the library's own, which records hidden states and attention weights when it is asked to."""
+    """Whether a hook is the library's own, which records hidden states and attention weights on request."""
     return getattr(hook, "__module__", "") == RECORDER
 
 
 @dataclass(frozen=True)
 class Block:
-    """A transformers block as a View, in the host's own order of operations, so that results are equal to the bit."""
+    """A transformers block as a View.  Operations run in the library's order, so that results are equal bit for bit."""
 
     block: Any
     layout: BlockPaths
@@ -98,7 +98,7 @@ class Block:
 
 
 class RotaryBlock(Block):
-    """A block whose queries and keys are turned, cosines first."""
+    """A block whose queries and keys are rotated.  The host passes the tables of cosines and sines, in this order."""
 
     def turn(self, x: Tensor, rows: tuple[Tensor, ...]) -> Tensor:
         cos, sin = rows
@@ -112,36 +112,36 @@ class RotaryBlock(Block):
 
 @dataclass(frozen=True)
 class TransformersConvention(CallConvention):
-    """transformers records hidden states and attention weights by hooks; whether it does is read from its recorder."""
+    """Knows whether transformers records hidden states or attention weights in this pass, which it does by hooks."""
 
     attention: Any = None
 
     def check_can_run(self, owner: nn.Module, blocks: Sequence[Any]) -> None:
         super().check_can_run(owner, blocks)
         asked = collector.get() if collector is not None else None
-        # 4.x records by a function laid over the forward of every attention module.
-        laid_over = isinstance(vars(self.attention).get("forward"), FunctionType)
-        if laid_over:
-            # It does not clean up behind an error, and would be taken for a request ever after.
+        # 4.x records by replacing `forward` of every attention module by a function.
+        replaced = isinstance(vars(self.attention).get("forward"), FunctionType)
+        if replaced:
+            # 4.x does not undo this after an error; left as it is, every later pass would be refused as well.
             for block in blocks:
                 for module in block.modules():
                     vars(module).pop("forward", None)
-        if laid_over or (asked is not None and "attentions" in asked):
+        if replaced or (asked is not None and "attentions" in asked):
             raise BadOption(WEIGHTS)
 
     def records_tokens(self, blocks: Sequence[nn.Module]) -> bool:
         asked = collector.get() if collector is not None else None
-        # 4.56 and 4.57 lay a function over the forward of every block.
-        laid_over = any(isinstance(vars(block).get("forward"), FunctionType) for block in blocks)
-        return laid_over or (asked is not None and "hidden_states" in asked)
+        # 4.56 and 4.57 replace `forward` of every block by a function.
+        replaced = any(isinstance(vars(block).get("forward"), FunctionType) for block in blocks)
+        return replaced or (asked is not None and "hidden_states" in asked)
 
     def ignores_hook(self, hook: Any) -> bool:
         return _records(hook)
 
     def rotary_tables(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-        # Older releases of torch do not say so, and cannot export these models.
+        # Older releases of torch have no `is_exporting`; they cannot export these models.
         exporting = getattr(torch.compiler, "is_exporting", bool)()
-        # 5.x makes a mask of nothing while it is traced or captured.  A mask that is exported has no memory to look at.
+        # 5.x passes a mask that hides nothing while it is traced or captured.  During export a mask has no strides.
         args = tuple(
             value for value in args if not (isinstance(value, Tensor) and (exporting or _hides_nothing(value)))
         )
@@ -157,7 +157,7 @@ def _hides_nothing(mask: Any) -> bool:
 
 
 def host(model: nn.Module) -> Host:
-    """The host view of a transformers model, or of the vision tower in one; others are refused with the reason."""
+    """The host of a transformers model, or of the vision tower in one.  Other models are refused, with the reason."""
     tower, kind = _tower(model)
     owner, attribute = _place(tower, kind)
     found = Host(model, owner, attribute, (), kind.prefix(tower.config), kind.class_token, kind.image(tower.config))
@@ -165,7 +165,7 @@ def host(model: nn.Module) -> Host:
     # Until transformers 4.56, and for CLIP in all of 4.x, blocks return a tuple and can be asked for attention.
     asks = "output_attentions" in inspect.signature(type(views[0].block).forward).parameters
     branch_first = views[0].layout is not PAIRED
-    # From 5.0 on hidden states are recorded by hooks alone.  Before, loops over the blocks collect them as well.
+    # From 5.0 on only hooks record hidden states.  Before, loops over the blocks collect them as well.
     clean = collector is not None
     convention = TransformersConvention(kind.tables, asks, True, branch_first, clean, attention=views[0].attention)
     takes_images = getattr(model, "main_input_name", "") == "pixel_values"

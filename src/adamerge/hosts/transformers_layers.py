@@ -12,7 +12,7 @@ MLPS = (("fc1", "activation_fn", "fc2"), ("up_proj", "act_fn", "down_proj"), ("d
 
 
 def plain_layers(block: nn.Module, layout: BlockPaths) -> PlainBlockLayers | None:
-    """The layers of a block in evaluation mode; None where it has other layers than a plain block has."""
+    """The layers of a block in evaluation mode; None if it has other layers than a plain block."""
     attention = block.get_submodule(layout.attention)
     project = [block.get_submodule(path) for path in layout.project]
     mlp = [block.get_submodule(path) for path in layout.mlp]
@@ -38,14 +38,14 @@ def plain_layers(block: nn.Module, layout: BlockPaths) -> PlainBlockLayers | Non
 
 
 def _steps(module: nn.Module) -> list[nn.Module]:
-    """The layers of one of the library's MLPs in turn; any other module is a layer itself."""
+    """The layers of an MLP of the library, in order; any other module counts as one layer."""
     names = {name for name, _ in module.named_children()}
     found = [order for order in MLPS if set(order) == names and _of_library(module)]
     return [module.get_submodule(name) for name in found[0]] if found else [module]
 
 
 def _without_idle(modules: list[nn.Module]) -> list[nn.Module]:
-    """Without what does nothing in evaluation mode."""
+    """The modules without those that do nothing in evaluation mode."""
     return [module for module in modules if not _is_idle(module)]
 
 
@@ -55,7 +55,7 @@ def _is_idle(module: nn.Module) -> bool:
 
 
 def _gamma(modules: list[nn.Module]) -> Tensor | None:
-    """The factors of a LayerScale, where there is one."""
+    """The factors of a LayerScale; None if there is none."""
     scales = [module for module in modules if _of_library(module) and type(module).__name__.endswith("LayerScale")]
     return scales[0].get_parameter("lambda1") if scales else None
 

@@ -1,4 +1,4 @@
-"""transformers' vision towers: what their blocks are called, where those keep their parts, what follows them."""
+"""The vision towers of transformers: the class of their blocks, the paths of a block's layers, and the heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class BlockPaths:
-    """Where a block keeps its parts, as paths from the block: what is called in turn, and three names of numbers."""
+    """The paths of a block's layers, and the attributes of its attention with the heads, the scale and the dropout."""
 
     norm: str
     attention: str
@@ -23,7 +23,7 @@ class BlockPaths:
 
     @property
     def children(self) -> dict[str, set[str]]:
-        """The children that every module on the way to a part must have, no fewer and no more."""
+        """Path of each module that contains layers -> the names of exactly the children that it must have."""
         found: dict[str, set[str]] = {}
         inner = (f"{self.attention}.{name}" for name in self.projections)
         for path in (self.norm, *inner, *self.project, *self.mlp):
@@ -33,7 +33,7 @@ class BlockPaths:
         return found
 
     def fits(self, block: nn.Module) -> bool:
-        """Whether a block is built exactly so.  One that has anything else is not known to do the same."""
+        """Whether a block has exactly these layers.  A block with others may compute something else."""
         modules = dict(block.named_modules())
         names = {path: {name for name, _ in module.named_children()} for path, module in modules.items()}
         if any(names.get(path) != expected for path, expected in self.children.items()):
@@ -88,7 +88,7 @@ def _image(config: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Kind:
-    """A family: the class and the possible layouts of its blocks, and its prefix tokens by configuration."""
+    """A model family: the class of its blocks, their possible layouts, and the prefix tokens of a configuration."""
 
     layer: str
     layouts: tuple[BlockPaths, ...]
@@ -132,7 +132,7 @@ TOWERS = {
         image=lambda config: (config.num_frames, *_image(config)),
     ),
 }
-# What multiplies matrices behind the blocks: children of the modules that contain them.
+# Children of the modules around the blocks that multiply matrices after the last block.
 HEADS = ("pooler", "head", "classifier", "cls_classifier", "distillation_classifier", "visual_projection")
 SUPPORTED = "ViT, DeiT, ViT-MSN, I-JEPA, DINOv2 (with or without registers), DINOv3, CLIP, SigLIP and VideoMAE"
 REASONS = {

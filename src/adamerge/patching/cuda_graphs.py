@@ -48,7 +48,7 @@ def warmup(model: nn.Module, *shapes: Sequence[int]) -> None:
 
 
 def check_backend(model: Callable[[Tensor], Any], images: Tensor) -> None:
-    """Refuse counts that the host would have to wait for: in a graph nobody waits."""
+    """Refuse adaptive counts without the kernels: they are read back from the device, which a graph cannot do."""
     stacks = [part for part in model.modules() if isinstance(part, Stack)] if isinstance(model, nn.Module) else []
     for stack in stacks:
         reason = stack.selector.why_reference(images, stack.training) if stack.recipe.ragged else None

@@ -1,4 +1,4 @@
-"""Probes stand in the place of a host's blocks: they catch the tokens that enter, pass them on, or give others."""
+"""Probes: modules in the place of a host's blocks that record the tokens, return them unchanged, or return others."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,9 +11,9 @@ from adamerge.runtime import reference
 
 
 class Probe(BlockStack):
-    """A module that a host calls, loops over or slices as it does its own block container.
+    """A module that a host calls, loops over or slices like its own block container.
 
-    It stands for all blocks at once: a host that loops over its blocks sees `repeats` of it.
+    It replaces all blocks.  A host that loops over its blocks calls it `repeats` times.
     """
 
     def __init__(self, host: Host, repeats: int = 1):
@@ -27,7 +27,7 @@ class Probe(BlockStack):
         return self._container[0]
 
     def output(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """What the host gets for the tokens `x` and the other arguments of its call."""
+        """The tokens to return for the tokens `x` and the other arguments of the host's call."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -41,12 +41,12 @@ class Probe(BlockStack):
         return len(list(self.container.children()))
 
     def __getitem__(self, which: int | slice) -> Any:
-        """A slice is for hosts that loop; a number gives the host's own block, to read its attributes."""
+        """For a slice, what a loop calls; for a number, the host's own block, because hosts read its attributes."""
         return [self] * self.repeats if isinstance(which, slice) else list(self.container.children())[which]
 
 
 class PassThrough(Probe):
-    """Gives the host its tokens back unchanged, after `observe(tokens)`."""
+    """Calls `observe(tokens)` and returns the tokens unchanged."""
 
     def __init__(self, host: Host, observe: Callable[[Tensor], None]):
         super().__init__(host)
@@ -58,7 +58,7 @@ class PassThrough(Probe):
 
 
 class GivenTokens(Probe):
-    """Gives the host `tokens`, in the shape that leaves its last block, whatever enters."""
+    """Returns `tokens`, which have the shape of the last block's output, for any input."""
 
     def __init__(self, host: Host, tokens: Tensor):
         super().__init__(host)
@@ -69,11 +69,11 @@ class GivenTokens(Probe):
 
 
 class _InputCaught(Exception):
-    """Ends a forward pass once all that enters the blocks has been seen."""
+    """Ends a forward pass once the input of the blocks is recorded."""
 
 
 class _InputProbe(Probe):
-    """Catches the tokens that enter the first block and the rotary tables of every block, then ends the pass."""
+    """Records the tokens that enter the first block and the rotary tables of every block, then ends the pass."""
 
     def __init__(self, host: Host):
         super().__init__(host, repeats=host.depth)
@@ -83,14 +83,14 @@ class _InputProbe(Probe):
     def output(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         self.tokens.append(x)
         self.tables.append(self.convention.rotary_tables(args, kwargs))
-        # Tables may differ from block to block; a host without tables has nothing more to show after the first call.
+        # Tables may differ from block to block.  Without tables the first call is enough.
         if self.convention.rotary_keyword is None or len(self.tables) == self.repeats:
             raise _InputCaught
         return x
 
 
 def embed(host: Host, model: nn.Module, batch: Tensor) -> tuple[reference.State, list[reference.Tables]]:
-    """The tokens that enter the first block, as the host makes them of a batch, and every block's rotary tables."""
+    """The tokens that enter the first block for a batch, as a state, and the rotary tables of every block."""
     probe, blocks = _InputProbe(host), host.blocks
     install(host, probe)
     try:

@@ -43,7 +43,7 @@ def autocast(dtype: torch.dtype = HALF) -> Iterator[None]:
 
 
 def with_kernels(model: nn.Module, capturing: bool = False) -> None:
-    """Take the triton backend even where there is no device for it: the interpreter stands in."""
+    """Use the triton backend; without a CUDA device Triton's interpreter runs the kernels."""
     selector = stack_of(model).selector
     selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
     if capturing:
@@ -54,7 +54,7 @@ def features(model: Any, images: Tensor) -> Tensor:
     return model.forward_features(images)
 
 
-# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+# Rows after the last image are not initialised, and the interpreter computes with numpy, which warns of overflows.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     "family, name, capturing",

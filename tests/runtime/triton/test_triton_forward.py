@@ -1,4 +1,4 @@
-"""The road with kernels does what the reference does, on whole models."""
+"""The triton backend gives what the reference gives, on whole models."""
 
 import copy
 import gc
@@ -63,7 +63,7 @@ MORE: dict[str, Callable[..., Recipe]] = {
 
 
 def with_kernels(model: nn.Module) -> None:
-    """Take the kernels' road even where there is no device for it: the interpreter stands in."""
+    """Use the triton backend; without a CUDA device Triton's interpreter runs the kernels."""
     selector = stack_of(model).selector
     selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
 
@@ -104,7 +104,7 @@ def test_a_batch_without_images_gives_outputs_without_images(recipe):
     assert adamerge.trace(model).r.shape == (0, 3)
 
 
-# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+# Rows after the last image are not initialised, and the interpreter computes with numpy, which warns of overflows.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("recipe, capturing", [("adaptive", False), ("threshold", True), ("preset on tokens", False)])
 def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturing, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(rec
         adamerge.apply(build("vit").to(DEVICE), recipe, "packed")
 
 
-# Rows behind the last image hold whatever was in memory; the interpreter's arithmetic is numpy's, which warns of it.
+# Rows after the last image are not initialised, and the interpreter computes with numpy, which warns of overflows.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_counts_under_capture_stay_on_the_device():
     """Without asking for counts, arrays keep their length and the result is the same."""

@@ -106,8 +106,8 @@ for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
     )  # fmt: skip
 for salience, score, rule in (
     (decide.SALIENCE_AFFINITY, decide.SCORE_FIRST, decide.RULE_ZSCORE),
-    (decide.SALIENCE_CLASS, decide.SCORE_PROTECT, decide.RULE_ZSCORE),
-    (decide.SALIENCE_CLASS, decide.SCORE_PROTECT, decide.RULE_THRESHOLD),
+    (decide.SALIENCE_ATTENTION, decide.SCORE_PROTECT, decide.RULE_ZSCORE),
+    (decide.SALIENCE_ATTENTION, decide.SCORE_PROTECT, decide.RULE_THRESHOLD),
     (decide.SALIENCE_UNIFORM, decide.SCORE_SIMILARITY, decide.RULE_FIXED),
 ):
     build(

@@ -62,8 +62,8 @@ def test_held_rows_at_the_edges_of_their_tiles(kind, split):
 
 
 @pytest.mark.parametrize("longest", [257, 384, 400, 513, 576])
-def test_held_rows_are_the_same_beside_longer_ones(longest):
-    """Nobody's tiles depend on the longest image of the batch."""
+def test_rows_are_the_same_in_a_batch_with_a_longer_image(longest):
+    """The tiles of an image do not depend on the longest image of the batch."""
     alone, among = ragged_layout([longest], 1, DEVICE), ragged_layout([longest, 640], 1, DEVICE)
     x = noise(among.total, 96, dtype=torch.float16) * 0.3
     inverse, split = inverses(x), Split(True, 1)

@@ -45,7 +45,7 @@ def test_half_precision_errs_no_more_than_twice_as_torch_does():
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
 @pytest.mark.parametrize("dim", [32, 24])
 def test_a_broken_image_spoils_no_other(dim):
-    """Its tokens lie right behind those of another, whose tiles reach further than its own last token."""
+    """Its tokens come right after those of another image, whose tiles reach beyond its last token."""
     where = layout("edges")
     query, key, value = noise(3, where.total, 1, dim).unbind()
     clean = attend(query, key, value, where, 0.3)

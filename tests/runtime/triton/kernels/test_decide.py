@@ -31,20 +31,20 @@ PROTECTED = LayerStats((-0.7,), (0.1,), (-0.7,))
 
 
 @dataclass(frozen=True)
-class Looks(ClassShare):
-    """A salience that is given: two heads' glances, as the kernel takes them, at the rows of the padded images."""
+class GivenAttention(ClassShare):
+    """The salience of the attention that `attention_by_head` gives, for padded images."""
 
     def __call__(self, evidence: Evidence) -> Tensor:
         assert evidence.count is not None
         where = ragged_layout(evidence.count.tolist(), evidence.prefix, DEVICE)
-        return scale_to_mean_one(pad(looks(where).mean(0), where, where.most), evidence)
+        return scale_to_mean_one(pad(attention_by_head(where).mean(0), where, where.most), evidence)
 
 
-def looks(where: Layout) -> Tensor:
-    """What two heads make of each token.  Some images get none at all."""
-    seen = noise(2, where.total, seed=5).abs()
-    seen[:, where.offsets[0] : where.offsets[1]] = 0
-    return seen
+def attention_by_head(where: Layout) -> Tensor:
+    """The attention that each token gets in two heads.  In the first image it is 0 everywhere."""
+    given = noise(2, where.total, seed=5).abs()
+    given[:, where.offsets[0] : where.offsets[1]] = 0
+    return given
 
 
 RECIPES = {
@@ -56,15 +56,15 @@ RECIPES = {
     "more than there are": adamerge(r=500),
     "fixed": replace(tome(2), site="before_block"),
     "threshold": replace(dymu(3.0, STATS), site="before_block"),
-    "the preset": replace(protect(r=3.0), budget=Threshold(3.0, PROTECTED), salience=Looks()),
-    "the preset by size": replace(protect(0.5, static=True, r=3.0), weight=BySize(), salience=Looks()),
-    "no protection": replace(protect(0.0, static=True, r=500.0), salience=Looks()),
+    "the preset": replace(protect(r=3.0), budget=Threshold(3.0, PROTECTED), salience=GivenAttention()),
+    "the preset by size": replace(protect(0.5, static=True, r=3.0), weight=BySize(), salience=GivenAttention()),
+    "no protection": replace(protect(0.0, static=True, r=500.0), salience=GivenAttention()),
 }
 
 
 @dataclass(frozen=True)
 class TheTokens:
-    """Compare the tokens after all, where there is no attention to take keys from."""
+    """Compares the tokens, because these examples have no attention keys."""
 
     def __call__(self, evidence: Evidence) -> Tensor:
         return evidence.tokens
@@ -75,11 +75,11 @@ class TheTokens:
 
 def decided(recipe: Recipe, x: Tensor, size: Tensor, where: Layout) -> tuple[Choice, Tensor]:
     """What the kernels decide, and the history they started from."""
-    glances = looks(where) if isinstance(recipe.salience, Looks) else None
-    known = recipe if glances is None else replace(recipe, salience=ClassShare())
+    attention = attention_by_head(where) if isinstance(recipe.salience, GivenAttention) else None
+    known = recipe if attention is None else replace(recipe, salience=ClassShare())
     lowered = lower(replace(known, site="after_attention") if _keys(known) else known, where.prefix, True)
     assert isinstance(lowered, Lowered)
-    split, salience = lowered.policy.split, glances
+    split, salience = lowered.policy.split, attention
     if lowered.affinity is None:
         features = torch.nn.functional.normalize(x, dim=1)
         value, partner = match(features, where, split)
@@ -146,7 +146,7 @@ def test_plans_and_averages(recipe, name):
         assert torch.equal(y[new : new + where.prefix], summed[old : old + where.prefix])
 
 
-def test_who_stays_alone_comes_back_bit_for_bit():
+def test_tokens_that_do_not_merge_keep_every_bit():
     where = layout("edges")
     x = noise(where.total, 96)
     choice, _ = decided(RECIPES["published"], x, torch.ones_like(x[:, 0]), where)

@@ -66,7 +66,7 @@ def test_products_between_small_and_large_are_left_to_the_library():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_rows_behind_the_last_are_left_alone(dtype):
+def test_rows_after_the_last_are_not_written(dtype):
     x, weight = noise(300, 96, dtype=dtype), noise(600, 96, seed=1, dtype=dtype) / 8
     expected = linear_reference(x.double(), weight.double(), None).float()
     spoiled = x.clone()

@@ -63,7 +63,7 @@ def test_partners_by_keys_of_half_precision(name):
     assert torch.equal(partner[mask].cpu(), expected_partner[mask.cpu()])
 
 
-def test_directions_of_rows_behind_the_last_are_left_alone():
+def test_directions_of_rows_after_the_last_are_not_written():
     key = noise(40, 2, 32)
     counted = torch.tensor([21], dtype=torch.int32, device=DEVICE)
     torch.testing.assert_close(

@@ -55,7 +55,7 @@ def test_a_row_of_zeros_has_a_finite_inverse_length():
     assert inverse is not None and inverse.isfinite().all()
 
 
-def test_rows_behind_the_last_are_left_alone():
+def test_rows_after_the_last_are_not_written():
     x, more = noise(11, 96), noise(11, 96, seed=1)
     norm = NormParams(None, None, 1e-6)
     counted = torch.tensor([6], dtype=torch.int32, device=DEVICE)

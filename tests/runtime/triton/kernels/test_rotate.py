@@ -27,7 +27,7 @@ def random_history(where: Layout, patches: int) -> Tensor:
 
 
 def random_places(where: Layout, patches: int) -> Tensor:
-    """Places of all kinds: in the table, before it and behind it."""
+    """Places in the table, before it and after it."""
     random = torch.rand(where.total, generator=torch.Generator().manual_seed(1)).to(DEVICE)
     return (random * (patches + 8)).int() - 4
 

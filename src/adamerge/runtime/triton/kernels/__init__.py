@@ -1,1 +1,1 @@
-"""Triton kernels for packed tokens: one per file, a plain reference beside each.  Imported only where they run."""
+"""Triton kernels for packed tokens, each with a reference in plain torch.  Imported only where they run."""

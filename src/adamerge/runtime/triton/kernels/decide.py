@@ -14,7 +14,7 @@ from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_w
 from adamerge.runtime.triton.kernels.match import source_at, source_count
 
 # The values of the kernel's constexpr SALIENCE, SCORE, WEIGHT and RULE.
-SALIENCE_UNIFORM, SALIENCE_AFFINITY, SALIENCE_CLASS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SALIENCE_UNIFORM, SALIENCE_AFFINITY, SALIENCE_ATTENTION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 SCORE_SIMILARITY, SCORE_FIRST = tl.constexpr(0), tl.constexpr(1)
 SCORE_LAST, SCORE_PROTECT = tl.constexpr(2), tl.constexpr(3)
 WEIGHT_SALIENCE, WEIGHT_SIZE = tl.constexpr(0), tl.constexpr(1)
@@ -40,7 +40,7 @@ def _salience(
     sums, base, place, n, rows, total,
     SALIENCE: tl.constexpr, PARTS: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """The salience of each token: 1, or column sums scaled to [0, 1], or attention over heads scaled to a mean of 1."""
+    """The salience of each token: 1, column sums scaled to [0, 1], or the attention it gets, with a mean of 1."""
     there = place < n
     if SALIENCE == SALIENCE_UNIFORM:
         s = tl.where(there, 1.0, 0.0)
@@ -54,7 +54,7 @@ def _salience(
         flat = high - low <= FLAT * tl.abs(high)
         s = tl.where(flat, 1.0, (s - low) / tl.where(flat, 1.0, high - low))
         s = tl.where(there, s, 0.0)
-    if SALIENCE == SALIENCE_CLASS:
+    if SALIENCE == SALIENCE_ATTENTION:
         s = s / rows
         average = tl.sum(s, 0) / tl.maximum(n, 1)
         s = tl.where(average > 0.0, s / tl.where(average > 0.0, average, 1.0), tl.where(there, 1.0, 0.0))
@@ -218,8 +218,8 @@ def decide(
 ) -> Choice:
     """Decide a merge from each source's similarity `value` and `partner`.
 
-    `salience` is the column sums of an affinity, scaled here to [0, 1], or the class token's attention, averaged over
-    heads and scaled to a mean of 1; None stands for 1 everywhere.
+    `salience` is the column sums of an affinity, scaled here to [0, 1], or the attention that each token gets, from the
+    class token or from all tokens, averaged here over heads and scaled to a mean of 1.  None stands for 1 everywhere.
     """
     total, images, device = len(value), layout.images, value.device
     places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
@@ -234,7 +234,7 @@ def decide(
         elif salience is None:
             kind, parts, rows = SALIENCE_UNIFORM, None, 1
         else:
-            kind, parts, rows = SALIENCE_CLASS, salience, len(salience)
+            kind, parts, rows = SALIENCE_ATTENTION, salience, len(salience)
         tokens, patches = next_pow2(layout.longest - layout.prefix), history.shape[1]
         _decide[(images,)](
             parts, value, partner, size, rule.numbers, layout.offsets, history,

@@ -54,7 +54,7 @@ def decide_reference(
 
 
 def _salience(given: ColumnSums | Tensor | None, at: slice, value: PerRow) -> Tensor:
-    """The salience of an image's tokens."""
+    """The salience of an image's tokens: 1, column sums scaled to [0, 1], or the attention they get, of mean 1."""
     ones = torch.ones_like(value[at])
     if given is None or not len(ones):
         return ones
