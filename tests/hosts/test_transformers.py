@@ -88,16 +88,6 @@ def test_a_users_hook_on_a_block_sees_it_run(member):
     assert len(seen) == 1 and seen[0].shape[1] == adamerge.trace(model).patches + adamerge.trace(model).prefix
 
 
-def test_a_hook_that_changes_tokens_is_refused():
-    model, images = member_named("ViT").build(), member_named("ViT").images()
-    blocks = [module for module in model.modules() if type(module).__name__ == "ViTLayer"]
-    handle = blocks[0].register_forward_hook(lambda _, args, out: (out[0] * 2,) if isinstance(out, tuple) else out * 2)
-    with pytest.raises(BadOption, match="the tokens were changed between blocks 0 and 1, by a hook"):
-        adamerge.apply(model, tome(3))(images)
-    handle.remove()
-    assert model(images).logits.isfinite().all()
-
-
 def test_attention_weights_are_refused_and_the_model_goes_on(member):
     model, images = member.build(), member.images()
     # 4.x says by a warning that this attention records nothing.

@@ -36,12 +36,21 @@ def test_modes_are_those_of_the_caller():
 
 def test_kernels_and_blocks_that_they_do_not_run():
     model = with_kernels(adamerge.apply(build("vit"), tome(3), "packed"))
-    stack_of(model).block(1).get_submodule("mlp.fc1").register_forward_hook(lambda *_: None)
+    stack_of(model).block(1).get_submodule("mlp").act = nn.ReLU()
     with torch.inference_mode():
         found = adamerge.explain(model, pictures(2))
     assert (found.backend, found.why_not_faster, found.unknown_part) == ("triton", None, None)
     assert found.blocks_of_torch == (1,)
     assert "operations of torch in blocks 1" in str(found)
+
+
+@pytest.mark.parametrize("path", ["", "mlp.fc1"])
+def test_a_hook_is_named_as_the_reason(path):
+    model = with_kernels(adamerge.apply(build("vit"), tome(3), "packed"))
+    stack_of(model).block(1).get_submodule(path).register_forward_hook(lambda *_: None)
+    with torch.inference_mode(), pytest.warns(UserWarning, match=rf"hook on {path}.*block 1; the reference runs"):
+        found = adamerge.explain(model, pictures(2))
+    assert found.backend == "reference" and "there is a hook on" in str(found.why_not_faster)
 
 
 def test_an_unknown_part_is_named():

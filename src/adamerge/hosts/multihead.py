@@ -8,7 +8,8 @@ from torch.nn.functional import linear
 
 from adamerge.core.errors import UnsupportedModel
 from adamerge.hosts.block_params import PlainBlockLayers, extract_params
-from adamerge.runtime.block_view import BlockShape, LinearParams, PlainBlockParams
+from adamerge.runtime.block_view import AttendHeads, BlockShape, LinearParams, PlainBlockParams
+from adamerge.runtime.hooks import call_as
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,25 @@ class MultiheadBlock:
         return BlockShape(dim, attn.num_heads, attn.head_dim, 3 * dim * dim, dim * dim, mlp)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attn = self.attn
-        made = linear(getattr(self.block, self.norm1)(x), attn.in_proj_weight, attn.in_proj_bias)
-        query, key, value = made.unflatten(-1, (3, attn.num_heads, attn.head_dim)).unbind(-3)
-        return query, key, value
+        return self._heads(getattr(self.block, self.norm1)(x))
 
     def project(self, attended: Tensor) -> Tensor:
         out = self.attn.out_proj(attended.flatten(-2))
         return getattr(self.block, self.after_attention)(out)
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        def forward(y: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+            return self.attn.out_proj(attend(*self._heads(y), None).flatten(-2)), None
+
+        y = getattr(self.block, self.norm1)(x)
+        out, _ = call_as(self.attn, forward, y, y, y, need_weights=False)
+        return getattr(self.block, self.after_attention)(out)
+
+    def _heads(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attn = self.attn
+        made = linear(y, attn.in_proj_weight, attn.in_proj_bias)
+        query, key, value = made.unflatten(-1, (3, attn.num_heads, attn.head_dim)).unbind(-3)
+        return query, key, value
 
     def mlp(self, x: Tensor) -> Tensor:
         out = self.block.mlp(getattr(self.block, self.norm2)(x))

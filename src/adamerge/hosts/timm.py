@@ -13,13 +13,14 @@ from timm.layers.pos_embed_sincos import apply_rot_embed_cat
 from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from adamerge.core.errors import UnsupportedModel
 from adamerge.hosts.base import Host
 from adamerge.hosts.block_params import PlainBlockLayers, extract_params
 from adamerge.hosts.call_convention import CallConvention
-from adamerge.runtime.block_view import BlockShape, LinearParams, PlainBlockParams, Rotation
+from adamerge.hosts.timm_attention import call_attention, head_dim, project_heads, separate_bias, split_heads
+from adamerge.runtime.block_view import AttendHeads, BlockShape, LinearParams, PlainBlockParams, Rotation
+from adamerge.runtime.hooks import call_as
 
 SUPPORTED = (
     "VisionTransformer models (ViT, DeiT, DeiT distilled, DeiT-III, DINOv2, CLIP, SigLIP, MAE) and Eva models "
@@ -64,14 +65,18 @@ class TimmBlock:
         return _shape(self.attn, self.block.mlp)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _qkv(self.attn, self.block.norm1(x))
+        return split_heads(self.attn, self.block.norm1(x))
 
     def project(self, attended: Tensor) -> Tensor:
-        return self.block.drop_path1(self.block.ls1(_project(self.attn, attended)))
+        return self.block.drop_path1(self.block.ls1(project_heads(self.attn, attended)))
 
     def mlp(self, x: Tensor) -> Tensor:
         block = self.block
         return block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        attended = call_attention(self.attn, self.block.norm1(x), attend)
+        return self.block.drop_path1(self.block.ls1(attended))
 
     def params(self) -> PlainBlockParams | None:
         if type(self.block) is not Block:
@@ -100,10 +105,13 @@ class PostNormBlock(TimmBlock):
     """timm's ResPostBlock: each branch ends with its norm."""
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return _qkv(self.attn, x)
+        return split_heads(self.attn, x)
 
     def project(self, attended: Tensor) -> Tensor:
-        return self.block.drop_path1(self.block.norm1(_project(self.attn, attended)))
+        return self.block.drop_path1(self.block.norm1(project_heads(self.attn, attended)))
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        return self.block.drop_path1(self.block.norm1(call_attention(self.attn, x, attend)))
 
     def mlp(self, x: Tensor) -> Tensor:
         return self.block.drop_path2(self.block.norm2(self.block.mlp(x)))
@@ -123,13 +131,19 @@ class ParallelBlock(TimmBlock):
         return replace(shapes[0], **sums)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        sides = [_qkv(side.attn, side.norm(x)) for side in self.block.attns]
+        sides = [split_heads(side.attn, side.norm(x)) for side in self.block.attns]
         query, key, value = (torch.cat(parts, -2) for parts in zip(*sides, strict=True))
         return query, key, value
 
     def project(self, attended: Tensor) -> Tensor:
         sides = zip(self.block.attns, attended.chunk(len(self.block.attns), -2), strict=True)
-        return torch.stack([side.drop_path(side.ls(_project(side.attn, part))) for side, part in sides]).sum(0)
+        return torch.stack([side.drop_path(side.ls(project_heads(side.attn, part))) for side, part in sides]).sum(0)
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        def call(side: Any) -> Tensor:
+            return call_as(side, lambda x: side.drop_path(side.ls(call_attention(side.attn, side.norm(x), attend))), x)
+
+        return torch.stack([call(side) for side in self.block.attns]).sum(0)
 
     def mlp(self, x: Tensor) -> Tensor:
         return torch.stack([ffn(x) for ffn in self.block.ffns]).sum(0)
@@ -146,7 +160,11 @@ class TimmRotaryBlock(TimmBlock):
         return Rotation(cos, sin, interleaved=not getattr(self.attn, "rotate_half", False))
 
     def project(self, attended: Tensor) -> Tensor:
-        return self.block.drop_path1(_scaled(_project(self.attn, attended), self.block.gamma_1))
+        return self.block.drop_path1(_scaled(project_heads(self.attn, attended), self.block.gamma_1))
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        attended = call_attention(self.attn, self.block.norm1(x), attend)
+        return self.block.drop_path1(_scaled(attended, self.block.gamma_1))
 
     def mlp(self, x: Tensor) -> Tensor:
         return self.block.drop_path2(_scaled(self.block.mlp(self.block.norm2(x)), self.block.gamma_2))
@@ -171,7 +189,7 @@ class TimmRotaryBlock(TimmBlock):
         found = extract_params(layers)
         if found is None or getattr(attn, "q_bias", None) is None:
             return found
-        return replace(found, qkv=LinearParams(attn.qkv.weight, _separate_bias(attn)))
+        return replace(found, qkv=LinearParams(attn.qkv.weight, separate_bias(attn)))
 
 
 class RotaryPostNormBlock(PostNormBlock):
@@ -239,41 +257,6 @@ def _views(container: nn.Module) -> Iterator[TimmBlock]:
         yield VIEWS[type(block)](block)
 
 
-def _qkv(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    if attn.qkv is None:
-        query, key, value = (
-            part(y).unflatten(-1, (-1, _head_dim(attn))) for part in (attn.q_proj, attn.k_proj, attn.v_proj)
-        )
-    else:
-        query, key, value = _packed(attn, y).unflatten(-1, (3, attn.num_heads, _head_dim(attn))).unbind(-3)
-    query, key = attn.q_norm(query), attn.k_norm(key)
-    groups = getattr(attn, "num_kv_groups", 1)
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, -2), value.repeat_interleave(groups, -2)
-    return query, key, value
-
-
-def _head_dim(attn: Any) -> int:
-    # In older releases of timm, Eva's attention has no attribute `head_dim`.
-    return attn.proj.in_features // attn.num_heads
-
-
-def _packed(attn: Any, y: Tensor) -> Tensor:
-    # Only EVA has biases outside of its linear layer; the bias of the keys is a buffer of zeros.
-    if getattr(attn, "q_bias", None) is None:
-        return attn.qkv(y)
-    bias = _separate_bias(attn)
-    return attn.qkv(y) + bias if attn.qkv_bias_separate else linear(y, attn.qkv.weight, bias)
-
-
-def _separate_bias(attn: Any) -> Tensor:
-    return torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-
-
-def _project(attn: Any, attended: Tensor) -> Tensor:
-    return attn.proj_drop(attn.proj(attn.norm(attended.flatten(-2))))
-
-
 def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
     return x if gamma is None else gamma * x
 
@@ -281,7 +264,7 @@ def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
 def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
     parts = (attn.qkv,) if attn.qkv is not None else (attn.q_proj, attn.k_proj, attn.v_proj)
     qkv, project = sum(part.weight.numel() for part in parts), attn.proj.weight.numel()
-    return BlockShape(parts[0].in_features, attn.num_heads, _head_dim(attn), qkv, project, _linear_macs(mlp))
+    return BlockShape(parts[0].in_features, attn.num_heads, head_dim(attn), qkv, project, _linear_macs(mlp))
 
 
 def _image_shape(model: Any) -> tuple[int, int, int]:

@@ -19,7 +19,8 @@ from adamerge.hosts.block_params import extract_block
 from adamerge.hosts.call_convention import WEIGHTS, CallConvention
 from adamerge.hosts.transformers_layers import plain_layers
 from adamerge.hosts.transformers_towers import HEADS, PAIRED, REASONS, SUPPORTED, TOWERS, BlockPaths, Kind
-from adamerge.runtime.block_view import BlockShape, PlainBlockParams, Rotation, SplitBlockParams
+from adamerge.runtime.block_view import AttendHeads, BlockShape, PlainBlockParams, Rotation, SplitBlockParams
+from adamerge.runtime.hooks import call_as
 
 # The module whose hooks record hidden states in 5.x.
 RECORDER = "transformers.utils.output_capturing"
@@ -72,7 +73,9 @@ class Block:
         return BlockShape(query.in_features, self.heads, key_dim, qkv, project, every - qkv - project)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        y = self._call((self.layout.norm,), x)
+        return self._heads(self._call((self.layout.norm,), x))
+
+    def _heads(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts: list[Any] = list(attrgetter(*self.layout.projections)(self.attention))
         if self.layout.biases:
             first, last = (getattr(self.attention, name) for name in self.layout.biases)
@@ -85,6 +88,24 @@ class Block:
 
     def project(self, attended: Tensor) -> Tensor:
         return self._call(self.layout.project, attended.flatten(-2))
+
+    def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
+        inner = self.layout.inner_projections
+
+        def forward(y: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+            return self._call(inner, attend(*self._heads(y), None).flatten(-2)), None
+
+        out, *_ = call_as(self.attention, forward, self._call((self.layout.norm,), x))
+        return self._call(self.layout.project[len(inner) :], out)
+
+    @property
+    def uncalled(self) -> tuple[nn.Module, ...]:
+        """The modules of the block that are not called here, though the host may call them."""
+        layout = self.layout
+        projections = [f"{layout.attention}.{name}" for name in layout.projections]
+        parts = [self.block.get_submodule(path) for path in (layout.norm, *projections, *layout.project, *layout.mlp)]
+        called = {self.block, self.attention, *(module for part in parts for module in part.modules())}
+        return tuple(module for module in self.block.modules() if module not in called)
 
     def mlp(self, x: Tensor) -> Tensor:
         return self._call(self.layout.mlp, x)

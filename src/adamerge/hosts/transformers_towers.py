@@ -32,6 +32,11 @@ class BlockPaths:
                 found.setdefault(".".join(steps[:depth]), set()).add(steps[depth])
         return found
 
+    @property
+    def inner_projections(self) -> tuple[str, ...]:
+        """Those of `project` that lie inside the attention module."""
+        return tuple(path for path in self.project if path.startswith(f"{self.attention}."))
+
     def fits(self, block: nn.Module) -> bool:
         """Whether a block has exactly these layers.  A block with others may compute something else."""
         modules = dict(block.named_modules())

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.hosts.call_convention import CallConvention
-from adamerge.runtime.backend import Backend
+from adamerge.runtime.backend import Backend, ReferenceBackend
+from adamerge.runtime.hooks import call_as
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, Trace
 
@@ -41,13 +42,14 @@ class ForwardPass:
     """One forward pass of a host's loop over the blocks.  It holds the merged tokens, which the loop does not see.
 
     With `at_once` the loop reads nothing between the blocks: all of them run at the call of the last one, and calls
-    before it give back the tokens they were given.
+    before it give back the tokens they were given.  With `hooked`, blocks are called as modules, so that hooks on them
+    run, and go on from what the hooks left.
     """
 
-    def __init__(self, stack: MergingBlocks, at_once: bool = False):
-        self.stack, self.at_once = stack, at_once
+    def __init__(self, stack: MergingBlocks, at_once: bool = False, hooked: bool = False):
+        self.stack, self.at_once, self.hooked = stack, at_once, hooked
         self.next_layer = 0
-        # What the last block gave the host, in the host's shape.
+        # What the last block gave the host, in the host's shape, after hooks on that block.
         self.output: Tensor | None = None
         self._backend: Backend | None = None
         self._tables: list[Tables] = []
@@ -57,13 +59,14 @@ class ForwardPass:
         if layer and self.next_layer != layer:
             raise NotApplied(f"block {layer} of a merged model ran out of turn; blocks run once each, in order")
         self.next_layer = layer + 1
-        self.output = self._defer(layer, x, tables) if self.at_once else self._step(layer, x, tables)
-        return self.output
+        return self._defer(layer, x, tables) if self.at_once else self._step(layer, x, tables)
 
     def _step(self, layer: int, x: Tensor, tables: Tables) -> Tensor:
         stack = self.stack
         if layer == 0:
             self._backend = stack.choose_backend(x)
+        elif self.hooked and isinstance(self._backend, ReferenceBackend):
+            self._backend.resume(x)
         assert self._backend is not None
         self._backend.step(layer, tables)
         stack.keep_trace(self._backend.build_trace())
@@ -85,22 +88,42 @@ class BlockCall:
         self.forward_pass, self.layer = forward_pass, layer
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        stack = self.forward_pass.stack
-        if stack.convention.hooked_by_class:
+        current = self.forward_pass
+        self._refuse_changed_tokens(x)
+        if current.stack.convention.hooked_by_class:
             # Through the module, so that hooks on the block see it run.
-            return stack.block(self.layer)(x, *args, adamerge_call=self, **kwargs)
-        return self.run(x, args, kwargs)
+            made = current.stack.block(self.layer)(x, *args, adamerge_call=self, **kwargs)
+        elif current.hooked:
+            made = self._call_module(x, *args, **kwargs)
+        else:
+            made = self.run(x, args, kwargs)
+        current.output = made[0] if isinstance(made, tuple) else made
+        return made
+
+    def _call_module(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Call the host's block, whose hooks run around the merging block."""
+
+        def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            return self.run(x, args, kwargs)
+
+        return call_as(self.forward_pass.stack.block(self.layer), forward, x, *args, **kwargs)
 
     def run(self, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the block on the tokens that the pass holds; `x` must be what the block before it gave."""
-        current, convention = self.forward_pass, self.forward_pass.stack.convention
+        """Run the block on the tokens that the pass holds; `x` is what the block before it gave, in the host's shape.
+
+        In a hooked pass `x` may have been changed by hooks, and the block takes the changes over.
+        """
+        convention = self.forward_pass.stack.convention
         tables = convention.rotary_tables(args, kwargs)
-        if self.layer == 0:
-            x = x.contiguous() if convention.contiguous_tokens else x
-        elif x is not current.output and current.output is not None and not torch.compiler.is_compiling():
-            raise BadOption(
-                f"the tokens were changed between blocks {self.layer - 1} and {self.layer}, by a hook or by the model "
-                "around them; a merged model would lose that. Take the hook off, or call adamerge.remove(model)."
-            )
-        output = current.run_block(self.layer, x, tables)
+        if self.layer == 0 and convention.contiguous_tokens:
+            x = x.contiguous()
+        output = self.forward_pass.run_block(self.layer, x, tables)
         return (output,) if convention.returns_tuple else output
+
+    def _refuse_changed_tokens(self, x: Tensor) -> None:
+        given = self.forward_pass.output
+        if self.layer and given is not None and x is not given and not torch.compiler.is_compiling():
+            raise BadOption(
+                f"the model around the blocks changed the tokens between blocks {self.layer - 1} and {self.layer}; a "
+                "merged model would lose that. Change them by a hook on a block, or call adamerge.remove(model)."
+            )

@@ -19,6 +19,7 @@ from adamerge.patching.position_embedding import position_patches
 from adamerge.patching.whole_pass import in_whole_pass, whole_pass_patches
 from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
+from adamerge.runtime.hooks import HookFinder, Hooks, constant_for_compilers
 from adamerge.runtime.module_watch import ModuleWatch
 from adamerge.runtime.trace import BuildTrace, Trace
 from adamerge.runtime.triton.graph_cache import GraphCache, LayerTables, graphs_allowed
@@ -43,11 +44,12 @@ class Stack(BlockStack):
         self._patches = _method_patches(host, recipe, self.selector)
         self.cuda_graphs = cuda_graphs
         self._graphs: GraphCache | None = None
+        self._hook_finder: HookFinder | None = None
         self._trace: Trace | BuildTrace | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has not run yet."""
-        return {**self.__dict__, "_trace": None, "_graphs": None}
+        return {**self.__dict__, "_trace": None, "_graphs": None, "_hook_finder": None}
 
     @property
     def container(self) -> nn.Module:
@@ -111,6 +113,8 @@ class Stack(BlockStack):
         if replayed is not None:
             self.keep_trace(replayed.build_trace)
             return replayed.tokens
+        if not tables and self.hooked():
+            return self._run_modules(x)
         tokens, trace = self._run_blocks(x, tables)
         self.keep_trace(trace)
         return tokens
@@ -121,9 +125,28 @@ class Stack(BlockStack):
             backend.step(layer, tables[layer] if tables else ())
         return backend.finish(), backend.build_trace()
 
+    def _run_modules(self, x: Tensor) -> Tensor:
+        """All blocks on tokens `x`, each called as a module, so that hooks run."""
+        for call in self._calls(range(len(self))):
+            x = call(x)
+        return x
+
     def choose_backend(self, x: Tensor) -> Backend:
         """The backend for a batch of tokens, which begins a pass."""
-        return self.selector.choose(x, self.views, self.training)
+        if not self.hooked():
+            return self.selector.choose(x, self.views, self.training)
+        return self.selector.choose_for_hooks(x, self.views, self.training, self.find_hooks())
+
+    @constant_for_compilers
+    def hooked(self) -> bool:
+        """Whether there is a hook on a block or a part of one, or on all modules of the process."""
+        return self.find_hooks() is not None
+
+    def find_hooks(self) -> Hooks | None:
+        """Where hooks are on the blocks and their parts, other than those of the host library; None without any."""
+        if self._hook_finder is None:
+            self._hook_finder = HookFinder(lambda: list(self.children()), self.convention.ignores_hook)
+        return self._hook_finder.find()
 
     @property
     def graphs(self) -> GraphCache:
@@ -167,8 +190,13 @@ class Stack(BlockStack):
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
         self.convention.check_can_run(self.host.owner, list(self.children()))
-        at_once = len(layers) == len(self) and self._may_run_at_once()
-        forward_pass = ForwardPass(self, at_once)
+        return self._calls(layers)
+
+    def _calls(self, layers: range) -> list[BlockCall]:
+        """Merging calls of the first blocks, as one pass."""
+        hooked = self.hooked()
+        at_once = not hooked and len(layers) == len(self) and self._may_run_at_once()
+        forward_pass = ForwardPass(self, at_once, hooked)
         return [BlockCall(forward_pass, layer) for layer in layers]
 
     def block(self, layer: int) -> nn.Module:
@@ -176,14 +204,10 @@ class Stack(BlockStack):
         return list(self.children())[layer]
 
     def _may_run_at_once(self) -> bool:
-        """Whether the loop over the blocks that begins now reads nothing between them, and no hook does."""
-        blocks = list(self.children())
+        """Whether the loop over the blocks that begins now reads nothing between them."""
         if not (self.convention.clean_loop or in_whole_pass(self)) or torch.compiler.is_compiling():
             return False
-        hooks = [
-            hook for block in blocks for hook in (*block._forward_hooks.values(), *block._forward_pre_hooks.values())
-        ]
-        return all(map(self.convention.ignores_hook, hooks)) and not self.convention.records_tokens(blocks)
+        return not self.convention.records_tokens(list(self.children()))
 
     def extra_repr(self) -> str:
         return f"recipe={self.recipe}"

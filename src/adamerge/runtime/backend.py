@@ -18,6 +18,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.runtime import reference
 from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.block_view import View
+from adamerge.runtime.hooks import Hooks
 from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import with_onednn
@@ -96,6 +97,14 @@ class BackendSelector:
             )
         return TritonWithFallback(self, x, views)
 
+    def choose_for_hooks(
+        self, x: Tensor, views: Sequence[View], training: bool, hooks: Hooks | None
+    ) -> "ReferenceBackend":
+        """Start a pass on the reference, which calls the host's modules, so that hooks on them run."""
+        if hooks is not None and (self.runtime == "packed" or (x.is_cuda and self.runtime == "auto")):
+            self._warn_of(self._obstacle(x, training) or Obstacle(hooks.reason, "remove it where speed matters"))
+        return ReferenceBackend(self, x, views, hooks)
+
     def why_reference(self, x: Tensor, training: bool) -> str | None:
         """Why a batch on a CUDA device takes the reference backend, or None if it does not."""
         if self.runtime == "reference":
@@ -159,19 +168,26 @@ class ReferenceBackend:
     """Every image padded to the longest of its batch, in plain torch.
 
     On CPU, images whose counts differ run one at a time: nothing is padded, and an image's result cannot depend on its
-    batch.
+    batch.  A hook inside a block gets the tokens of all images, so they are padded then.
     """
 
-    def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View]):
-        self.selector, self.views = selector, views
-        self.per_image = selector.per_image_on_cpu and x.device.type == "cpu"
+    def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View], hooks: Hooks | None = None):
+        self.selector, self.views, self.hooks = selector, views, hooks
+        inside = hooks is not None and hooks.inside
+        self.per_image = selector.per_image_on_cpu and x.device.type == "cpu" and not inside
         pieces = x.split(1) if self.per_image else (x,)
         self.states = [reference.start(piece, selector.prefix, selector.class_token) for piece in pieces]
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         view, depth = self.views[layer], len(self.views)
         states = [replace(state, tables=tables) for state in self.states] if tables else self.states
-        self.states = [reference.step(state, view, self.selector.recipe, depth) for state in states]
+        hooked = self.hooks is not None
+        self.states = [reference.step(state, view, self.selector.recipe, depth, hooked) for state in states]
+
+    def resume(self, x: Tensor) -> None:
+        """Go on from tokens in the host's own shape, which a hook may have changed."""
+        pieces = x.split(1) if self.per_image and isinstance(x, Tensor) else [x] * len(self.states)
+        self.states = [reference.resume(state, piece) for state, piece in zip(self.states, pieces, strict=True)]
 
     def finish(self) -> Tensor:
         pieces = [reference.finish(state) for state in self.states]

@@ -123,6 +123,25 @@ class View(Protocol):
     def mlp(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]: ...
 
 
+@runtime_checkable
+class AttendHeads(Protocol):
+    """Attention between heads, `(b, n, h, k)`; `drop` is the host's module for dropout of weights, if it has one."""
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, drop: Callable[[Tensor], Tensor] | None
+    ) -> Float[Tensor, "b n h k"]: ...
+
+
+@runtime_checkable
+class ModularView(View, Protocol):
+    """A block whose attention can be computed inside calls of the host's own attention modules, so that hooks on these
+    modules run."""
+
+    def attention_branch(self, x: Float[Tensor, "b n d"], attend: AttendHeads) -> Float[Tensor, "b n d"]:
+        """What `project(attend(qkv(x)))` gives."""
+        ...
+
+
 @dataclass(frozen=True)
 class Rotation:
     """Rotary tables as kernels read them: `(patches, k)` or `(heads, patches, k)`.

@@ -7,6 +7,21 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 
+class ChildWatch:
+    """Compares modules with what they were: whether each has the same children."""
+
+    def __init__(self, roots: Sequence[nn.Module]):
+        self._families = [module._modules for root in roots for module in root.modules()]
+        self._sizes = [len(children) for children in self._families]
+        self._children = [(children, name, child) for children in self._families for name, child in children.items()]
+
+    def changed(self) -> bool:
+        """Whether a module has another child than before."""
+        if list(map(len, self._families)) != self._sizes:
+            return True
+        return any(registry.get(name) is not child for registry, name, child in self._children)
+
+
 class ModuleWatch:
     """Compares modules with what they were: their children, their modes, and where their parameters lie in memory.
 
@@ -19,25 +34,19 @@ class ModuleWatch:
         modules = [module for root in roots for module in root.modules()]
         self._modes = [(module.__dict__, module.training) for module in modules]
         self._hooks = [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
-        registries = [(module._modules, module._parameters, module._buffers) for module in modules]
-        self._families = [children for children, *_ in registries]
-        self._sizes = [len(children) for children in self._families]
-        self._children = [(children, name, child) for children, *_ in registries for name, child in children.items()]
+        self._children = ChildWatch(roots)
         self._tensors = [
             (registry, name, tensor, tensor.data_ptr(), tensor.dtype)
-            for _, *both in registries
-            for registry in both
+            for module in modules
+            for registry in (module._parameters, module._buffers)
             for name, tensor in registry.items()
             if tensor is not None
         ]
 
     def changed(self) -> bool:
         """Whether a child, a mode, a parameter or the memory of one is another than before."""
-        if list(map(len, self._families)) != self._sizes:
+        if self._children.changed():
             return True
-        for registry, name, child in self._children:
-            if registry.get(name) is not child:
-                return True
         for registry, name, tensor, address, dtype in self._tensors:
             if registry.get(name) is not tensor or tensor.data_ptr() != address or tensor.dtype is not dtype:
                 return True

@@ -1,6 +1,8 @@
 """The reference backend: plain torch, with every image padded to the longest of its batch."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -8,10 +10,10 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
-from adamerge.core.plan import Plan, first, keep_all, tally, unfold
+from adamerge.core.plan import Plan, first, fold, keep_all, tally, unfold
 from adamerge.core.recipe import Linked, Recipe
 from adamerge.core.types import AllTokens, Counts, PerToken, Slots
-from adamerge.runtime.block_view import View
+from adamerge.runtime.block_view import ModularView, View
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 
@@ -71,21 +73,24 @@ def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
     return State(x, size, unmerged.slot, prefix, class_token, unmerged)
 
 
-def step(state: State, view: View, recipe: Recipe, depth: int) -> State:
-    """One block, with the recipe's merge before it or between its attention and its MLP."""
-    state, heads = before_merge(state, view, recipe)
-    return after_merge(merge(state, recipe, depth, heads), view, recipe)
+def step(state: State, view: View, recipe: Recipe, depth: int, hooked: bool = False) -> State:
+    """One block, with the recipe's merge before it or between its attention and its MLP.
+
+    With `hooked`, attention is called as a module where the view can do so, so that hooks on that module run.
+    """
+    state, heads = before_merge(state, view, recipe, hooked)
+    return after_merge(merge(state, recipe, depth, heads), view, recipe, hooked)
 
 
-def before_merge(state: State, view: View, recipe: Recipe) -> tuple[State, Heads | None]:
+def before_merge(state: State, view: View, recipe: Recipe, hooked: bool = False) -> tuple[State, Heads | None]:
     """What a block computes before its merge: attention, or nothing if the merge comes first."""
-    return attention(state, view, recipe) if recipe.site == "after_attention" else (state, None)
+    return attention(state, view, recipe, hooked) if recipe.site == "after_attention" else (state, None)
 
 
-def after_merge(state: State, view: View, recipe: Recipe) -> State:
+def after_merge(state: State, view: View, recipe: Recipe, hooked: bool = False) -> State:
     """What a block computes after its merge: attention, if the merge comes first, and the MLP."""
     if recipe.site == "before_block":
-        state, _ = attention(state, view, recipe)
+        state, _ = attention(state, view, recipe, hooked)
     with stage("mlp"):
         return replace(state, x=state.x + view.mlp(state.x))
 
@@ -96,8 +101,10 @@ def link(state: State, recipe: Recipe, depth: int, heads: Heads | None = None) -
         return recipe.link(build_evidence(state, depth, heads))
 
 
-def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
+def attention(state: State, view: View, recipe: Recipe, hooked: bool = False) -> tuple[State, Heads]:
     """The attention half of a block, and its queries, keys and values."""
+    if hooked and hasattr(view, "attention_branch"):
+        return _attention_by_modules(state, cast(ModularView, view), recipe)
     with stage("qkv"):
         query, key, value = view.qkv(state.x)
         if state.tables:
@@ -109,6 +116,23 @@ def attention(state: State, view: View, recipe: Recipe) -> tuple[State, Heads]:
         return replace(state, x=state.x + view.project(attended)), Heads(query, key, value, view.scale, extra)
 
 
+def _attention_by_modules(state: State, view: ModularView, recipe: Recipe) -> tuple[State, Heads]:
+    """The same as `attention`, computed inside calls of the host's attention modules."""
+    extra = bias(state, recipe.proportional_attention)
+    made: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def attend_heads(query: Tensor, key: Tensor, value: Tensor, drop: Callable[[Tensor], Tensor] | None) -> Tensor:
+        if state.tables:
+            query, key = turn(state, view, query), turn(state, view, key)
+        made.append((query, key, value))
+        return attend(view, query, key, value, extra, drop)
+
+    branch = view.attention_branch(state.x, attend_heads)
+    # Blocks with several attention modules side by side have the heads of all.
+    query, key, value = (torch.cat([heads[side] for heads in made], -2) for side in range(3))
+    return replace(state, x=state.x + branch), Heads(query, key, value, view.scale, extra)
+
+
 def finish(state: State) -> AllTokens:
     """The tokens in the host's shape: every patch gets a copy of the token that it is part of.
 
@@ -118,6 +142,28 @@ def finish(state: State) -> AllTokens:
         return state.x
     with stage("finish"):
         return unfold(state.x, state.history.after_prefix(state.prefix))
+
+
+def resume(state: State, x: AllTokens) -> State:
+    """Go on from tokens in the host's shape: what `finish` gave, perhaps changed since, by a hook for example.
+
+    A merged token takes the mean of the changes of its patches.  Tokens that were not changed stay what they were.
+    """
+    b, patches = state.history.slot.shape
+    expected = (b, state.prefix + patches, state.x.shape[-1])
+    if not isinstance(x, Tensor) or x.shape != expected:
+        found = f"a tensor {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise BadOption(
+            f"a hook on a block gave {found} in the place of the tokens {expected}; a merged model needs one token for "
+            "each patch there. Let the hook keep the shape, or call adamerge.remove(model)."
+        )
+    if state.history.is_identity:
+        return replace(state, x=x)
+    given, slots = x[:, state.prefix :], state.history
+    held = given.gather(1, state.place[..., None].expand(-1, -1, given.shape[-1]))
+    changes = given - unfold(held, slots)
+    mean = fold(changes, slots, torch.ones_like(slots.slot, dtype=state.size.dtype))
+    return replace(state, x=torch.cat([x[:, : state.prefix], held + mean], 1))
 
 
 def build_evidence(state: State, depth: int, heads: Heads | None = None) -> Evidence:
@@ -171,13 +217,24 @@ def bias(state: State, proportional: bool) -> Tensor | None:
     return torch.nn.functional.pad(extra, (prefix, 0))[:, None, None, :].to(state.x.dtype)
 
 
-def attend(view: View, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Attention as the host computes it; all tensors are `(b, tokens, heads, k)`."""
+def attend(
+    view: View,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    drop: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attention as the host computes it; all tensors are `(b, tokens, heads, k)`.
+
+    `drop` is the host's module for dropout of attention weights; it is called where the weights are computed.
+    """
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if view.fused:
         out = scaled_dot_product_attention(query, key, value, bias, dropout_p=view.dropout, scale=view.scale)
     else:
         scores = (query * view.scale) @ key.mT
         weights = (scores if bias is None else scores + bias).softmax(-1)
-        out = dropout(weights, view.dropout) @ value
+        weights = dropout(weights, view.dropout) if drop is None else drop(weights)
+        out = weights @ value
     return out.transpose(1, 2)
