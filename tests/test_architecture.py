@@ -175,14 +175,15 @@ def fresh(code: str) -> dict:
 
 
 def test_importing_the_library_loads_no_host_no_plotting_and_no_command_line():
-    loaded = fresh("import adamerge; print(json.dumps({m.split('.')[0]: 1 for m in sys.modules}))")
+    code = "import adamerge\nfrom adamerge import *\nprint(json.dumps({m.split('.')[0]: 1 for m in sys.modules}))"
+    loaded = fresh(code)
     assert "adamerge" in loaded
     assert HEAVY.isdisjoint(loaded)
 
 
 def test_importing_the_library_is_cheap_and_leaves_the_devices_alone():
     """The one promise about time: less than a second beside torch.  The best of three, for busy machines."""
-    code = "t = time.perf_counter(); import adamerge; t = time.perf_counter() - t\n"
+    code = "t = time.perf_counter(); import adamerge; from adamerge import *; t = time.perf_counter() - t\n"
     code += "print(json.dumps({'seconds': t, 'cuda': torch.cuda.is_initialized()}))"
     runs = [fresh(code) for _ in range(3)]
     assert min(run["seconds"] for run in runs) < 1
@@ -224,12 +225,22 @@ def test_the_version_and_the_names_are_there():
     assert adamerge.__version__.count(".") == 2
     assert sorted(adamerge.__all__) == adamerge.__all__
     assert all(hasattr(adamerge, name) for name in adamerge.__all__)
+    assert set(adamerge.__all__) < set(dir(adamerge))
+    assert {name for name, what in bound_names("adamerge").items() if ":" not in what} >= set(adamerge.__all__)
+
+
+def test_a_module_is_an_attribute_of_the_package_and_other_names_are_not():
+    assert adamerge.calibration.calibrate is adamerge.calibrate  # pyright: ignore[reportAttributeAccessIssue]
+    for name in ("nothing", "_nothing"):
+        with pytest.raises(AttributeError, match=f"^module 'adamerge' has no attribute '{name}'$"):
+            getattr(adamerge, name)
 
 
 def bound_names(module: str) -> dict[str, str]:
     """What a package's own file binds: name -> the module or the name it stands for."""
     found: dict[str, str] = {}
-    for node in tree(module).body:
+    body = tree(module).body
+    for node in [*body, *(one for branch in body if isinstance(branch, ast.If) for one in branch.body)]:
         if isinstance(node, ast.ImportFrom):
             found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):

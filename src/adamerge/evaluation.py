@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from adamerge.core.errors import BadImages, UnsupportedModel
 from adamerge.core.recipe import Recipe
-from adamerge.data.batches import number_of_batches
+from adamerge.data.batches import labelled_batches, number_of_batches
 from adamerge.flops import Cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
@@ -75,16 +75,17 @@ class Evaluation:
 
 def evaluate(
     model: nn.Module,
-    data: Iterable[tuple[Tensor, Tensor]],
+    data: Iterable[Any],
     recipe: Recipe,
     *,
     runtime: Runtime = "auto",
     progress: bool = True,
 ) -> Evaluation:
-    """Run `model` unmerged and with `recipe` over batches of (images, labels); the model is restored afterwards.
+    """Run `model` unmerged and with `recipe` over labelled images; the model is restored afterwards.
 
-    `runtime` is as in `apply`.  Both models are timed on the same batches, alternating.  The first batch is a warm-up
-    and not timed, unless it is the only one.
+    `data` gives batches of (images, labels), or dicts with `pixel_values` and `labels` or `label`.  `runtime` is as in
+    `apply`.  Both models are timed on the same batches, alternating.  The first batch is a warm-up and not timed,
+    unless it is the only one.
     """
     rows: list[tuple[Tensor, ...]] = []
     seconds: list[tuple[int, float, float]] = []
@@ -92,7 +93,8 @@ def evaluate(
     with temporarily_patched(model), torch.inference_mode():
         apply(model, recipe, runtime)
         merging = stack_of(model)
-        for images, labels in tqdm(data, desc="evaluating", total=number_of_batches(data), disable=not progress):
+        shown = tqdm(data, desc="evaluating", total=number_of_batches(data), disable=not progress)
+        for images, labels in labelled_batches(shown):
             parameter = next(model.parameters())
             images, labels = images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
             install(host, host.container)

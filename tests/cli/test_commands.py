@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from adamerge.cli.app import main
+import adamerge
+from adamerge.cli.app import app, main
 
 # Users run without the shape checker, which also trips over typer's own types.
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -165,6 +166,21 @@ def test_the_demo_writes_its_table_and_pictures(tmp_path, capsys):
     assert "AdaMerge cosine" in capsys.readouterr().out
 
 
-def test_the_module_is_the_command():
-    run = subprocess.run([sys.executable, "-m", "adamerge", "methods"], capture_output=True, text=True, check=False)
-    assert run.returncode == 0 and "adamerge" in run.stdout
+def test_the_module_is_the_command_and_shows_its_help_without_torch():
+    """In one new process for all commands: torch and timm take seconds to import."""
+    code = """if True:
+        import runpy, sys
+        for words in (["--help"], ["-h"], ["--version"], *([name, "--help"] for name in NAMES)):
+            sys.argv = ["adamerge", *words]
+            try:
+                runpy.run_module("adamerge", run_name="__main__")
+            except SystemExit as end:
+                assert not end.code, words
+        heavy = {"torch", "timm", "torchvision", "transformers", "matplotlib", "numpy", "PIL"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    names = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    code = f"NAMES = {names}\n{code}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("Usage: adamerge") == 2 + len(names) and f"adamerge {adamerge.__version__}" in run.stdout

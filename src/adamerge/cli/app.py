@@ -2,11 +2,13 @@
 
 import json
 import sys
+import traceback
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
@@ -22,18 +24,41 @@ from adamerge.cli.flags import (
     Weights,
     Workers,
     console,
+    notes_for_warnings,
     problems,
     report_unreadable,
+    save,
 )
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError
+from adamerge.core.files import check_can_write, write_atomically
+
+DEBUG = "--debug"
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C.  Typer would print "Aborted!" for a KeyboardInterrupt."""
+
+
+class Commands(TyperGroup):
+    """The group of commands; turns Ctrl-C into an error that `main` reports."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted("interrupted; no file was left half-written") from error
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Token merging for pretrained Vision Transformers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 ADVICE = "The figures above are for the others; pass --skip-bad to accept that."
 METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -41,6 +66,31 @@ METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 Method = Annotated[
     str, typer.Option("--method", help="A method of `adamerge methods`, followed by its options; or use --recipe FILE.")
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    from importlib.metadata import version
+    from platform import python_version
+
+    from adamerge import __version__
+
+    others = ", ".join(f"{name} {version(name)}" for name in ("torch", "timm"))
+    console.print(f"adamerge {__version__}, Python {python_version()}, {others}", highlight=False)
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(DEBUG, help="Show the traceback of an error; works before and after the command.")
+    ] = False,
+) -> None:
+    """Token merging for pretrained Vision Transformers."""
 
 
 @app.command(context_settings=METHOD_OPTIONS)
@@ -67,18 +117,18 @@ def calibrate(
     from adamerge.cli.options import read_recipe
     from adamerge.embedded.scene_generator import CALIBRATION_SEED
 
+    check_can_write(out)
     recipe = read_recipe(method, context.args, without=["stats"])
     net = load_model(model, weights, pretrained, device, dtype)
     batches = load_data(
         net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
     )
     stats = measure(net, batches, recipe, how=how, passes=passes)  # pyright: ignore[reportArgumentType]
-    stats.save(out)
     table = Table("layer", "mean", "std", title=f"{stats.how}, {stats.images} images, {stats.passes} pass(es)")
     for layer, (mean, std) in enumerate(zip(stats.mean, stats.std, strict=True)):
         table.add_row(str(layer), f"{mean:.4f}", f"{std:.4f}")
     console.print(table)
-    console.print(f"wrote {out}")
+    save(stats, out)
     report_unreadable(batches.complaint(), skip_bad, ADVICE)
 
 
@@ -104,11 +154,12 @@ def evaluate(
     """Measure accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.options import RECIPE, read_recipe
-    from adamerge.core.files import write_atomically
     from adamerge.embedded.scene_generator import TEST_SEED
     from adamerge.evaluation import evaluate as judge
     from adamerge.experiments.versions import versions
 
+    if json_file is not None:
+        check_can_write(json_file)
     recipe = read_recipe(method, context.args)
     net = load_model(model, weights, pretrained, device, dtype)
     batches = load_data(net, data, seed=TEST_SEED, batch_size=batch_size, workers=workers, limit=limit)
@@ -117,11 +168,10 @@ def evaluate(
     settings = {"model": model, "method": method, "options": context.args, "runtime": runtime}
     settings |= {"device": device, "dtype": dtype}
     report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(report, indent=1) + "\n")
     console.print(_figures(report))
     if json_file is not None:
-        console.print(f"wrote {json_file}")
+        write_atomically(json_file, json.dumps(report, indent=1) + "\n")
+        console.print(f"wrote {json_file}", soft_wrap=True, highlight=False)
     report_unreadable(batches.complaint(), skip_bad, ADVICE)
 
 
@@ -161,7 +211,7 @@ def demo(
     """Calibrate and evaluate AdaMerge on the embedded model at several compressions, and draw figures."""
     from adamerge.experiments.demo import run
 
-    console.print(run(out, images))
+    run(out, images, console.print)
 
 
 app.command()(compare)
@@ -172,22 +222,23 @@ app.command()(tune)
 
 def main() -> None:
     """Run the command line.  A failure ends in a message; `--debug` adds the traceback."""
-    arguments = [a for a in sys.argv[1:] if a != "--debug"]
+    debug = DEBUG in sys.argv
     try:
-        app(arguments)
+        with notes_for_warnings():
+            app([word for word in sys.argv[1:] if word != DEBUG], prog_name="adamerge")
     except AdamergeError as error:
-        _fail(f"{type(error).__name__}: {error}", error, "--debug" in sys.argv)
-    except KeyboardInterrupt as error:
-        _fail("interrupted; no file was left half-written", error, "--debug" in sys.argv, code=130)
+        _fail(f"{type(error).__name__}: {error}", error, debug)
+    except Interrupted as error:
+        _fail(str(error), error, debug, code=130)
     except Exception as error:
-        message = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
-        _fail(message, error, "--debug" in sys.argv)
+        advice = "" if debug else f" (run again with {DEBUG} for the traceback)"
+        _fail(f"unexpected {type(error).__name__}: {error}{advice}", error, debug)
 
 
-def _fail(message: str, error: BaseException, debug: bool, code: int = 1) -> None:
-    problems.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+def _fail(message: str, error: Exception, debug: bool, code: int = 1) -> NoReturn:
     if debug:
-        raise error
+        traceback.print_exception(error)
+    problems.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 

@@ -21,7 +21,8 @@ from adamerge.cli.flags import (
     report_unreadable,
 )
 from adamerge.cli.lists import read_cuts, read_labels, read_natives, read_sizes
-from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.errors import BadImages, BadOption, BadOutput
+from adamerge.core.files import check_can_write
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -113,8 +114,7 @@ def bench(
     labels, natives = _read_methods(methods, native)
     check_cost(cost)
     check_file(out)
-    if plot is not None and plot.suffix.lower() != ".png":
-        raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
+    _check_plot(plot)
     wanted = max(*sizes, 64) if images is None else images
     how: dict[str, Any] = {"batch_sizes": sizes, "rounds": rounds, "inner": inner, "out": out}
     how |= {"unmerged": _read_ways(unmerged), "merged": _read_ways(ways)}
@@ -125,15 +125,28 @@ def bench(
         net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
         goal: dict[str, Any] = {"native": natives, "cost": cost}
-        rows += run(net, shown, make_entries(net, known, labels, targets, **goal), source=source, **how)
+        entries = make_entries(net, known, labels, targets, **goal)
+        try:
+            rows += run(net, shown, entries, source=source, **how)
+        except BadOutput as error:
+            console.print(table([*rows, *error.result], console.width))
+            raise
     _show(rows, out, plot)
+
+
+def _check_plot(plot: Path | None) -> None:
+    if plot is None:
+        return
+    if plot.suffix.lower() != ".png":
+        raise BadOption(f"--plot writes a PNG; got {str(plot)!r}. Let its name end in .png.")
+    check_can_write(plot)
 
 
 def _read_methods(methods: str, native: list[str] | None) -> "tuple[list[str], dict[str, Variant]]":
     """The labels in `--methods` and the variants in `--native`, of which there has to be one."""
     from adamerge.search.variants import find_variant
 
-    labels = read_labels(methods) if methods.strip() else []
+    labels = read_labels(methods)
     for label in labels:
         find_variant(label)
     natives = read_natives(native)

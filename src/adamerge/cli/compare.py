@@ -1,7 +1,7 @@
 """The command `adamerge compare`: methods side by side at equal cost."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,13 +28,18 @@ from adamerge.cli.flags import (
     report_unreadable,
 )
 from adamerge.cli.lists import read_cuts, read_gmacs, read_labels, read_natives
-from adamerge.core.errors import BadOption
+from adamerge.core.errors import BadOption, BadOutput
+from adamerge.core.files import check_can_write
 
 if TYPE_CHECKING:
     from adamerge.experiments.comparison_rows import ComparisonRow
     from adamerge.search.target import Target
 
 DEFAULT_CUTS = "0.1,0.2,0.3,0.4,0.5"
+# The table needs this many characters in a line to show all columns.
+WIDE = 220
+# The columns that are shown in a narrower terminal.
+NARROW = ("method", "budget", "cut true", "top-1", "Δ top-1", "KL", "speed-up")
 RESULT_FILES = ("results.csv", "results.md", "pareto.png")
 ADVICE = "Pass --skip-bad to compare on the others."
 
@@ -86,6 +91,7 @@ def compare(
     from adamerge.search.variants import VARIANTS
 
     check_cost(cost)
+    check_can_write(out, folder=True)
     natives = read_natives(native)
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
     budgets = _read_budgets(cut, gmacs, bool(natives or recipes))
@@ -103,7 +109,11 @@ def compare(
     more: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost, "rival": rival, "name": model}
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
-        rows = run(net, known, kept, labels, budgets, out=out, **more)
+        try:
+            rows = run(net, known, kept, labels, budgets, out=out, **more)
+        except BadOutput as error:
+            _show(error.result, [caught.message for caught in notes], out)
+            raise
     _show(rows, [caught.message for caught in notes], out)
     if reread:
         report_unreadable(shown.complaint(), skip_bad, ADVICE)
@@ -131,9 +141,8 @@ def _calibration(data: str, calibration: str | None) -> str:
 
 def _show(rows: "Sequence[ComparisonRow]", notes: Sequence[object], out: Path) -> None:
     """Print the table, the warnings of the run, and the files that it wrote."""
-    from adamerge.experiments.comparison_rows import headings, texts
-
-    console.print(_table(rows, headings(rows), map(texts, rows)))
+    if rows:
+        console.print(table(rows, console.width))
     for text in notes:
         note(text)
     for name in RESULT_FILES:
@@ -141,11 +150,16 @@ def _show(rows: "Sequence[ComparisonRow]", notes: Sequence[object], out: Path) -
             console.print(f"wrote {out / name}", soft_wrap=True, highlight=False)
 
 
-def _table(rows: "Sequence[ComparisonRow]", names: Sequence[str], lines: Iterable[Sequence[str]]) -> Table:
-    first = rows[0]
-    table = Table(title=f"{first.model}, {first.images} images, {first.dtype} on {first.device}")
-    for index, name in enumerate(names):
-        table.add_column(name, justify="left" if index < 2 else "right")
-    for line in lines:
-        table.add_row(*line)
-    return table
+def table(rows: "Sequence[ComparisonRow]", width: int = WIDE) -> Table:
+    """The rows as a table; a narrow terminal gets fewer columns and no intervals, the files have all of them."""
+    from adamerge.experiments.comparison_rows import headings, texts
+
+    first, names, wide = rows[0], headings(rows), width >= WIDE
+    found = Table(title=f"{first.model}, {first.images} images, {first.dtype} on {first.device}")
+    shown = [index for index, name in enumerate(names) if wide or name in NARROW]
+    for index in shown:
+        found.add_column(names[index], justify="left" if index < 2 else "right", overflow="fold")
+    for row in rows:
+        cells = texts(row)
+        found.add_row(*(cells[index] if wide else cells[index].partition(" [")[0] for index in shown))
+    return found

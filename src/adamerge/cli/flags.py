@@ -1,16 +1,30 @@
 """Options that several commands share, and the consoles that they print to."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from adamerge.core.errors import BadImages
+from adamerge.core.errors import BadImages, BadOption, BadOutput
+
+if TYPE_CHECKING:
+    from adamerge.core.recipe import Recipe
+    from adamerge.core.stats import LayerStats
 
 EMBEDDED = "embedded"
 console = Console()
 problems = Console(stderr=True)
+
+
+def _check_workers(number: int) -> int:
+    if number < 0:
+        raise BadOption(f"--workers must be at least 0; got {number}")
+    return number
+
 
 Model = Annotated[
     str, typer.Option("--model", help="A timm model name, 'embedded', transformers:FOLDER or torchvision:NAME.")
@@ -21,7 +35,9 @@ Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/im
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
 Dtype = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Images in a batch.")]
-Workers = Annotated[int, typer.Option("--workers", help="Processes that read images.")]
+Workers = Annotated[
+    int, typer.Option("--workers", callback=_check_workers, help="Processes that read images; 0: this one.")
+]
 Limit = Annotated[int | None, typer.Option("--images", help="Use this many images, spread over the folder.")]
 Native = Annotated[
     list[str] | None, typer.Option("--native", help="A method by its own parameters, such as tome:r=8; repeatable.")
@@ -36,6 +52,24 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some
 def note(text: object) -> None:
     """Print a note to stderr; the command still succeeds."""
     problems.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def notes_for_warnings() -> Iterator[None]:
+    """Print the warnings of the library as notes, without the lines of code that they come from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where, **more: note(message)
+        yield
+
+
+def save(result: "LayerStats | Recipe", path: Path) -> None:
+    """Write a result that took long to find; if that fails, print it as the file would have been."""
+    try:
+        result.save(path)
+    except BadOutput:
+        console.print("the content of the file that could not be written:", result.file_text(), sep="\n", markup=False)
+        raise
+    console.print(f"wrote {path}", soft_wrap=True, highlight=False)
 
 
 def report_unreadable(complaint: str | None, skip_bad: bool, advice: str = "") -> None:

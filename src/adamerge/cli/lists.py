@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def read_labels(text: str) -> list[str]:
-    """Labels separated by commas; commas inside parentheses are part of a label."""
-    return [label.strip() for label in re.split(r",(?![^(]*\))", text)]
+    """Labels separated by commas; commas inside parentheses are part of a label.  No text, no labels."""
+    return [label.strip() for label in re.split(r",(?![^(]*\))", text)] if text.strip() else []
 
 
 def read_sizes(text: str) -> list[int]:

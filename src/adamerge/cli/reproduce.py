@@ -22,6 +22,7 @@ from adamerge.cli.flags import (
     report_unreadable,
 )
 from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write
 
 if TYPE_CHECKING:
     from adamerge.experiments.reproduce import Section
@@ -62,6 +63,7 @@ def reproduce(
     from adamerge.experiments.reproduce import choose, embedded_experiment, folder_experiment, run
 
     choose(parts)
+    check_can_write(out, folder=True)
     for flag, value in (("--runs", runs), ("--batch-size", batch_size), ("--images", images)):
         if value is not None and value < 1:
             raise BadOption(f"{flag} must be at least 1; got {value}")

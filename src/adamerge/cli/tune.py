@@ -18,8 +18,9 @@ from adamerge.cli.flags import (
     Workers,
     console,
     report_unreadable,
+    save,
 )
-from adamerge.search.options import TuningOptions
+from adamerge.core.files import check_can_write
 
 Out = Annotated[Path, typer.Option("--out", help="The file to write the recipe to.")]
 Cut = Annotated[float | None, typer.Option("--cut", help="The share of the cost to save; 0.3 by default.")]
@@ -44,20 +45,20 @@ Resume = Annotated[
 
 def tune(
     out: Out = Path("recipe.json"),
-    cut: Cut = TuningOptions.cut,
-    gmacs: Gmacs = TuningOptions.gmacs,
-    latency_ratio: LatencyRatio = TuningOptions.latency_ratio,
-    cost: Cost = TuningOptions.cost,
+    cut: Cut = None,
+    gmacs: Gmacs = None,
+    latency_ratio: LatencyRatio = None,
+    cost: Cost = "true",
     model: Model = EMBEDDED,
     weights: Weights = None,
     pretrained: Pretrained = False,
     data: Data = EMBEDDED,
     limit: Images = 256,
-    loss: Loss = TuningOptions.loss,
-    static: Static = TuningOptions.static,
-    seed: Seed = TuningOptions.seed,
-    tries: Tries = TuningOptions.tries,
-    time_limit: TimeLimit = TuningOptions.time_limit,
+    loss: Loss = None,
+    static: Static = False,
+    seed: Seed = 0,
+    tries: Tries = 100,
+    time_limit: TimeLimit = None,
     resume: Resume = None,
     device: Device = "cpu",
     dtype: Dtype = "fp32",
@@ -68,12 +69,14 @@ def tune(
     """Find the recipe that changes a model's output least at a given cost; no labels, no training."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.embedded.scene_generator import CALIBRATION_SEED
+    from adamerge.search.options import TuningOptions
     from adamerge.search.tuner import tune_with_report
 
     # Made first, so that wrong options are refused before the model and the images are read.
     given: dict[str, Any] = {"cut": cut, "gmacs": gmacs, "latency_ratio": latency_ratio, "cost": cost, "loss": loss}
     given |= {"static": static, "seed": seed, "tries": tries, "time_limit": time_limit, "resume": resume}
     options = TuningOptions(**given)
+    check_can_write(out)
     net = load_model(model, weights, pretrained, device, dtype)
     shown = load_data(
         net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
@@ -81,6 +84,6 @@ def tune(
     images = [batch for batch, _ in shown]
     report_unreadable(shown.complaint(), skip_bad, "Pass --skip-bad to tune on the others.")
     found = tune_with_report(net, images, options)
-    found.recipe.save(out)
     console.print(str(found), highlight=False)
-    console.print(f"wrote {out}; use it with adamerge.apply(model, {str(out)!r})", highlight=False, soft_wrap=True)
+    save(found.recipe, out)
+    console.print(f"use it with adamerge.apply(model, {str(out)!r})", highlight=False, soft_wrap=True)

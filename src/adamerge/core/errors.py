@@ -1,5 +1,7 @@
 """The errors that the library raises on purpose; a message says what was expected, what was given and what to do."""
 
+from typing import Any
+
 
 class AdamergeError(Exception):
     """Base of all errors that adamerge raises on purpose."""
@@ -31,3 +33,12 @@ class PatchConflict(AdamergeError, RuntimeError):
 
 class BadWeights(AdamergeError, ValueError):
     """A weights file does not fit the model."""
+
+
+class BadOutput(AdamergeError, OSError):
+    """A result cannot be written to the path that was given for it.
+
+    If that is found only after the work, `result` is what was computed.
+    """
+
+    result: Any = None

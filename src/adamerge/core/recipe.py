@@ -111,7 +111,11 @@ class Recipe:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe with its statistics to a JSON file.  The write is atomic."""
-        write_atomically(path, json.dumps({"schema": SCHEMA, "recipe": to_json(self)}, indent=1) + "\n")
+        write_atomically(path, self.file_text())
+
+    def file_text(self) -> str:
+        """What `save` writes."""
+        return json.dumps({"schema": SCHEMA, "recipe": to_json(self)}, indent=1) + "\n"
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Recipe":

@@ -79,6 +79,10 @@ class LayerStats:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file.  The write is atomic: a killed process leaves the old file or none."""
+        write_atomically(path, self.file_text())
+
+    def file_text(self) -> str:
+        """What `save` writes."""
         content = {
             "schema": SCHEMA,
             "how": self.how,
@@ -90,7 +94,7 @@ class LayerStats:
             "model": dict(self.model),
             "recipe": dict(self.recipe),
         }
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
+        return json.dumps(content, indent=1) + "\n"
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "LayerStats":

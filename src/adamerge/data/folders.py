@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from adamerge.core.errors import BadImages
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.data.image_files import find_images, read_image
 from adamerge.hosts.base import find_host
 
 
@@ -23,31 +24,23 @@ class Batch:
 
 
 class Folder(Dataset[tuple[Tensor | None, int, str]]):
-    """An ImageFolder (`root/class/image`) of (image, label, path); the image is None if the file cannot be read."""
+    """An ImageFolder (`root/class/image`) of (image, label, path); the image is None if the file cannot be read.
 
-    def __init__(self, root: str | Path, transform: Any):
-        from torchvision.datasets import ImageFolder
+    Files and labels are in the order of torchvision's ImageFolder.  A class folder without images keeps its label and
+    gives a warning; hidden folders are no classes.  Without `labelled`, the images may also be in `root` itself.
+    """
 
-        if not Path(root).is_dir():
-            raise BadImages(f"{root} is not a folder; expected one folder per class with images inside")
-        try:
-            self.files = ImageFolder(str(root))
-        except FileNotFoundError as error:
-            raise BadImages(f"{root} holds no images in class folders (root/class/image.jpg): {error}") from error
+    def __init__(self, root: str | Path, transform: Any, *, labelled: bool = True):
         self.transform = transform
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the class folders, in the order of their labels."""
-        return self.files.classes
+        self.classes, self.samples = find_images(root, labelled)
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.samples)
 
     def __getitem__(self, index: int) -> tuple[Tensor | None, int, str]:
-        path, label = self.files.samples[index]
+        path, label = self.samples[index]
         try:
-            image = self.files.loader(path)
+            image = read_image(path)
         except Exception:  # for damaged files Pillow raises many types, even SyntaxError
             return None, label, path
         return self.transform(image), label, path
@@ -65,12 +58,14 @@ def folder_loader(
     """Batches of an ImageFolder with timm's evaluation transform for `model`.
 
     `limit` selects that many evenly spaced images, so that all classes are covered.  If `labelled`, the folder must
-    have as many classes as the model.
+    have as many classes as the model; otherwise labels have no meaning.
     """
+    if workers < 0:
+        raise BadOption(f"workers is the number of processes that read images and must be at least 0; got {workers}")
     from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
 
     transform = create_transform(**_preprocessing(model), is_training=False)
-    folder = Folder(root, transform)
+    folder = Folder(root, transform, labelled=labelled)
     classes = getattr(model, "num_classes", len(folder.classes))
     if labelled and len(folder.classes) != classes:
         raise BadImages(

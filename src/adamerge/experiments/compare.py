@@ -1,6 +1,7 @@
 """Compares methods at equal cost: every cell (method, budget) is solved, measured, stored and compared with a rival."""
 
 import json
+import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,11 +16,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import adamerge
-from adamerge.core.errors import BadImages, BadOption
-from adamerge.core.files import write_atomically
+from adamerge.core.errors import BadImages, BadOption, BadOutput
+from adamerge.core.files import check_can_write, write_atomically
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.data.batches import Images, batches, number_of_batches
+from adamerge.data.batches import Images, batches, labelled_batches, number_of_batches
 from adamerge.digest import digest_tensors
 from adamerge.evaluation import judge, time_logits
 from adamerge.experiments.comparison_rows import ComparisonRow, make_rows, to_csv, to_markdown
@@ -34,10 +35,11 @@ from adamerge.search.solve import make_calibrated_recipe, make_recipe, solve
 from adamerge.search.target import Target
 from adamerge.search.variants import VARIANTS, Variant, find_variant
 
-Data = Iterable[tuple[Tensor, Tensor]]
+Data = Iterable[Any]
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
 # Batches on which the unmerged and the merged model are timed alternately; one more is a warm-up.
 TIMED = 8
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,13 @@ def compare(
 
     Finished cells are stored in `out/cells`, so that an interrupted run resumes where it stopped.  A cell is left out
     with a warning if the method cannot reach the target or does not support the model.  The results are written to
-    `out` as results.csv, results.md and pareto.png.
+    `out` as results.csv, results.md and pareto.png.  If they cannot be written, the error has the rows in `result`.
 
     Args:
         model: a supported classifier.
         calibration_images: images to solve targets on and to calibrate adaptive methods on.
-        data: batches of (images, labels); iterated once for each cell, so a list or a DataLoader.
+        data: batches of (images, labels), or dicts with pixel_values and labels; iterated once for each cell, so a list
+            or a DataLoader.
         methods: labels of `VARIANTS`, or variants by label.
         budgets: cuts, or Targets.
         out: the folder for results.
@@ -98,28 +101,47 @@ def compare(
         progress: show progress bars.
     """
     check_cost(cost)
+    check_can_write(out, folder=True)
     cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
         raise BadImages("images are read once for each cell; pass a list or a DataLoader, not an iterator")
-    folder = Path(out)
-    store = ResultStore(folder / "cells")
     comparison = Comparison(model, calibration_images, data, cost, tolerance, progress)
     done: list[StoredResult] = []
+    label = name or type(model).__name__
+    try:
+        missing = _measure_all(comparison, cells, Path(out), done)
+        rows = make_rows(done, rival, label)
+        _write(rows, missing, Path(out))
+    except BadOutput as error:
+        error.result = make_rows(done, rival, label) if done else []
+        raise
+    return rows
+
+
+def _measure_all(comparison: "Comparison", cells: Sequence[Cell], folder: Path, done: list[StoredResult]) -> list[str]:
+    """Load or measure every cell, and add it to `done`; returns why cells were left out."""
+    store = ResultStore(folder / "cells")
     missing: list[str] = []
-    for cell in cells:
+    for number, cell in enumerate(cells, 1):
+        LOGGER.info("cell %d of %d: %s, %s", number, len(cells), cell.label, cell.budget)
         try:
             settings = {**comparison.identity, "cell": cell.settings}
             done.append(store.load_or_measure(settings, partial(measure, comparison, cell)))
+        except BadOutput as error:
+            done.append(error.result)
+            raise
         except BadOption as error:
             missing.append(f"{cell.label}, {cell.budget}: {error}")
-            warnings.warn(f"left out: {missing[-1]}", stacklevel=2)
+            warnings.warn(f"left out: {missing[-1]}", stacklevel=3)
             continue
         write_atomically(folder / "cells.jsonl", "".join(json.dumps(result.facts) + "\n" for result in done))
-    rows = make_rows(done, rival, name or type(model).__name__)
+    return missing
+
+
+def _write(rows: Sequence[ComparisonRow], missing: Sequence[str], folder: Path) -> None:
     write_atomically(folder / "results.csv", to_csv(rows))
     write_atomically(folder / "results.md", to_markdown(rows, missing))
     _draw(rows, folder / "pareto.png")
-    return rows
 
 
 def _draw(rows: Sequence[ComparisonRow], path: Path) -> None:
@@ -181,7 +203,7 @@ class Comparison:
 
         def tensors() -> Iterator[Tensor]:
             nonlocal count
-            for images, labels in self.data:
+            for images, labels in labelled_batches(self.data):
                 count += len(labels)
                 yield from (images, labels)
 
@@ -215,7 +237,7 @@ class Comparison:
         """The batches of the data on the model's device."""
         parameter = next(self.model.parameters())
         shown = tqdm(self.data, label, number_of_batches(self.data), leave=False, disable=not self.progress)
-        for images, labels in shown:
+        for images, labels in labelled_batches(shown):
             yield images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
 
 

@@ -1,16 +1,17 @@
 """A demonstration without network access: the embedded model on generated images."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Group
 from rich.table import Table
 from torch import nn
 
 from adamerge.calibration import calibrate
-from adamerge.core.files import write_atomically
+from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write, write_atomically
 from adamerge.core.recipe import Recipe
 from adamerge.embedded import CLASSES, Scenes, load, preprocess, scenes
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
@@ -31,8 +32,11 @@ VARIANT: dict[str, Any] = {
 }
 
 
-def run(out: Path, images: int) -> Group:
-    """Calibrate, evaluate and plot; writes everything to `out` and gives the text to print."""
+def run(out: Path, images: int, show: Callable[[Any], None]) -> None:
+    """Calibrate, evaluate and plot; calls `show` with the table, and a line for each file that it wrote to `out`."""
+    if images < 1:
+        raise BadOption(f"the number of images must be at least 1; got {images}")
+    check_can_write(out, folder=True)
     model = load()
     drawn = scenes(0, images, seed=TEST_SEED)
     data = list(zip(preprocess(drawn.images).split(64), drawn.labels.split(64), strict=True))
@@ -48,10 +52,12 @@ def run(out: Path, images: int) -> Group:
         }
         for (method, setting), recipe in recipes.items():
             rows.append({"method": method, "setting": setting, **evaluate(model, data, recipe).summary()})
+    show(_table(rows))
     write_atomically(out / "results.json", json.dumps(rows, indent=1) + "\n")
     picture = draw_gallery(model, shown, drawn, out / "merging.png")
     curve = frontier(rows, out / "frontier.png", cost="gmacs_true")
-    return Group(_table(rows), *(f"wrote {path}" for path in (out / "results.json", picture, curve)))
+    for path in (out / "results.json", picture, curve):
+        show(f"wrote {path}")
 
 
 def draw_gallery(model: nn.Module, recipe: Recipe, drawn: Scenes, path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Results of finished measurements in a folder, so that an interrupted experiment resumes where it stopped."""
 
 import json
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,8 +12,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from adamerge.core.errors import BadOutput
 from adamerge.core.files import write_atomically
 from adamerge.digest import digest_json, digest_tensors
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,20 @@ class ResultStore:
         write_atomically(self._path(settings), save(tensors, metadata))
 
     def load_or_measure(self, settings: Any, measure: Callable[[], StoredResult]) -> StoredResult:
-        """The stored result with these settings; without one, `measure` is called and its result stored."""
+        """The stored result with these settings; without one, `measure` is called and its result stored.
+
+        If it cannot be stored, the error has it in `result`.
+        """
         result = self.load(settings)
-        if result is None:
-            result = measure()
+        if result is not None:
+            LOGGER.info("read the result of an earlier run from %s", self._path(settings))
+            return result
+        result = measure()
+        try:
             self.save(settings, result)
+        except BadOutput as error:
+            error.result = result
+            raise
         return result
 
     def _path(self, settings: Any) -> Path:

@@ -67,6 +67,28 @@ def remove(model: nn.Module) -> nn.Module:
     return model
 
 
+@contextmanager
+def applied(
+    model: nn.Module,
+    recipe: Recipe | str | os.PathLike[str],
+    runtime: Runtime = "auto",
+    *,
+    cuda_graphs: bool = True,
+) -> Iterator[nn.Module]:
+    """`apply` for the time of a `with` block: `with adamerge.applied(model, recipe): logits = model(images)`.
+
+    Afterwards, also after an error, the model is what it was, bit for bit: without merging, or with the recipe that was
+    applied before.  Blocks can be nested.  Read `trace(model)` inside the block.  The arguments are those of `apply`.
+    """
+    host = find_host(model)
+    before = host.blocks
+    apply(model, recipe, runtime, cuda_graphs=cuda_graphs)
+    try:
+        yield model
+    finally:
+        install(host, before)
+
+
 def trace(model: nn.Module) -> Trace:
     """What the last forward pass of a merged model did with its batch."""
     last = stack_of(model).last_trace

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from adamerge.core.errors import BadOption
-from adamerge.core.files import write_atomically
+from adamerge.core.files import check_can_write, write_atomically
 
 # A power of two, so that conversion between pixels and inches is exact.
 DPI = 128
@@ -31,6 +31,7 @@ def drawing(path: str | os.PathLike[str], width: int, height: int) -> Iterator[F
     """A context manager that gives a white figure to draw on, and writes it to `path` as PNG at the end."""
     if Path(path).suffix.lower() != ".png":
         raise BadOption(f"pictures are written as PNG; got the path {str(path)!r}. Let its name end in .png.")
+    check_can_write(path)
     # A user's matplotlibrc must not change the figures.
     with matplotlib.rc_context({"font.family": "DejaVu Sans", "text.usetex": False, "axes.facecolor": "white"}):
         # Not by pyplot, which would keep the figure alive and look for a display.

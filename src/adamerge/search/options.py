@@ -6,6 +6,7 @@ from typing import Any
 
 from adamerge.core.checks import check_number
 from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write
 from adamerge.flops import CostCount, check_cost
 from adamerge.search.evaluator import Loss, check_loss
 from adamerge.search.target import Target
@@ -43,6 +44,8 @@ class TuningOptions:
             raise BadOption(f"tries must be a whole number >= 1; got {self.tries!r}")
         if self.time_limit is not None:
             check_number("time_limit", self.time_limit, at_least=0)
+        if self.resume is not None:
+            check_can_write(self.resume)
 
     @property
     def target(self) -> Target | None:

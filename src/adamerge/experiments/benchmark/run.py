@@ -12,7 +12,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from adamerge.core.errors import BadImages, BadOption
+from adamerge.core.errors import BadImages, BadOption, BadOutput
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.benchmark.contenders import (
     MERGED,
@@ -72,7 +72,7 @@ def bench(
         name: the model's name in the rows.
         weights: the name of its weights.
         source: the name of the images.
-        out: a CSV file; the rows of each batch size are added to it.
+        out: a CSV file; the rows of each batch size are added to it.  If that fails, the error has them in `result`.
         seed: for the order of the contenders in each round.
         progress: show progress bars.
     """
@@ -91,12 +91,21 @@ def bench(
         with _current(images.device), torch.inference_mode():
             results = turns.take(group)
         new = _compare([_row(result, prices.unmerged(), facts) for result in results])
-        if out is not None:
-            append_rows(out, new)
         rows += new
+        if out is not None:
+            _add(out, new, rows)
         del group, results
         _clear(images.device)
     return rows
+
+
+def _add(out: str | os.PathLike[str], new: Sequence[BenchmarkRow], rows: Sequence[BenchmarkRow]) -> None:
+    """Append `new` to the file; if that fails, the error has all rows in `result`."""
+    try:
+        append_rows(out, new)
+    except BadOutput as error:
+        error.result = list(rows)
+        raise
 
 
 def _contenders(

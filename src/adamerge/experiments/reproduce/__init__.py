@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write
 from adamerge.experiments.reproduce import ablation, layers, proposition, refinement, table1, table2
 from adamerge.experiments.reproduce.build_experiment import embedded_experiment, folder_experiment
 from adamerge.experiments.reproduce.claims import Claim, Verdict
@@ -54,16 +55,18 @@ def run(
     in `out` that were measured with the same settings.
     """
     chosen, out = choose(parts), Path(out)
+    check_can_write(out, folder=True)
     experiment = replace(experiment, store=ResultStore(out / "kept"))
     settings = experiment.settings
     sections: list[Section] = []
     for part in chosen:
         section = replace(PARTS[part](experiment, out), settings=settings)
-        write_section(section, out)
         sections.append(section)
-        _report(out, settings, experiment.notes)
+        # Before the files are written: a disk may be full by now.
         if each is not None:
             each(section)
+        write_section(section, out)
+        _report(out, settings, experiment.notes)
     return sections
 
 

@@ -13,7 +13,7 @@ from adamerge.calibration import How, calibrate
 from adamerge.core.errors import BadImages
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
-from adamerge.data.batches import number_of_batches
+from adamerge.data.batches import labelled_batches, number_of_batches
 from adamerge.data.folders import even_indices
 from adamerge.digest import digest_json, digest_tensors
 from adamerge.evaluation import kl_divergence, time_logits
@@ -177,7 +177,8 @@ class Experiment:
         return Outcome.from_stored(found)
 
     def _batches(self, label: str) -> Iterable[tuple[Tensor, Tensor]]:
-        return tqdm(self.data, desc=label, total=number_of_batches(self.data), disable=not self.progress)
+        shown = tqdm(self.data, desc=label, total=number_of_batches(self.data), disable=not self.progress)
+        return labelled_batches(shown)
 
 
 class _Tally:

@@ -1,0 +1,79 @@
+"""Finds the image files of a folder with their labels, and reads them as RGB."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from adamerge.core.errors import BadImages
+
+# A warning names at most this many folders.
+MOST_NAMED = 5
+
+
+def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], list[tuple[str, int]]]:
+    """The names of the class folders of an ImageFolder, and (path, label) of each image, in torchvision's order.
+
+    Without `labelled`, a folder of images without class folders is one class.
+    """
+    if not Path(root).is_dir():
+        raise BadImages(f"{root} is not a folder; expected one folder per class with images inside")
+    classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    samples = [(path, label) for label, name in enumerate(classes) for path in _images_in(os.path.join(root, name))]
+    if not samples and not labelled:
+        classes, samples = [Path(root).name], [(path, 0) for path in _images_in(str(root))]
+    if not samples:
+        where = "no images" if not labelled else "no images in class folders (root/class/image.jpg)"
+        raise BadImages(f"{root} holds {where}; image files end in {', '.join(_extensions())}")
+    empty = [classes[label] for label in sorted(set(range(len(classes))) - {label for _, label in samples})]
+    if empty:
+        named = ", ".join(empty[:MOST_NAMED]) + (", …" if len(empty) > MOST_NAMED else "")
+        warnings.warn(
+            f"{len(empty)} class folder(s) of {root} hold no images and are skipped, the other classes keep their "
+            f"labels: {named}",
+            stacklevel=4,
+        )
+    return classes, samples
+
+
+def read_image(path: str) -> Any:
+    """The image in a file, in RGB."""
+    from torchvision.datasets.folder import default_loader
+
+    return default_loader(path)
+
+
+def _images_in(folder: str) -> list[str]:
+    """The image files in a folder and below it, sorted by folder and then by name."""
+    extensions = _extensions()
+    return [
+        os.path.join(home, name)
+        for home, names in sorted(_walk(folder))
+        for name in sorted(names)
+        if name.lower().endswith(extensions)
+    ]
+
+
+def _walk(folder: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, list[str]]]:
+    """(folder, names of its files) of a folder and of all below it.
+
+    Links are followed, except back to a folder on the way down.
+    """
+    real = os.path.realpath(folder)
+    if real in above:
+        return
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        raise BadImages(f"cannot read the folder {folder}: {error.strerror}") from error
+    yield folder, [entry.name for entry in entries if not entry.is_dir()]
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk(entry.path, above | {real})
+
+
+def _extensions() -> tuple[str, ...]:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return IMG_EXTENSIONS
