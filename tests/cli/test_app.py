@@ -100,4 +100,3 @@ def test_the_table_of_a_comparison_fits_80_columns(capsys):
     Console(width=WIDE).print(table(rows, WIDE))
     wide = capsys.readouterr().out
     assert "-1.50 [-2.25, -0.75]" in wide and "Δ KL vs tome" in wide and "…" not in wide
-    assert "adamerge (sequential calibration)" in wide

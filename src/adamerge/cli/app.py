@@ -68,9 +68,9 @@ Method = Annotated[
 ]
 
 
-def _print_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> bool:
     if not wanted:
-        return
+        return wanted
     from importlib.metadata import version
     from platform import python_version
 
