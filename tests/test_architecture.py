@@ -55,7 +55,7 @@ ROOMS: dict[str, set[str]] = {
     "presets": LIBRARY - {"presets", "embedded", "recipe_files"},
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
-    "cli": LIBRARY | {"experiments", "plots"},
+    "cli": LIBRARY | {"", "experiments", "plots"},
     "": LIBRARY,
     "__main__": {"cli"},
 }
