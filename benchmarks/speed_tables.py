@@ -93,7 +93,7 @@ def processor_table() -> str:
     merging (a recipe that merges one token in the last block)."""
     lines = [
         "| two cores, batch 8 | true cut | ratio of costs | packed | share of that ratio | share, over one token "
-        "| reference, the default |",
+        "| reference |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     (run,) = runs(f"bench-{BASE}-cpu")

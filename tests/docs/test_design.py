@@ -80,7 +80,7 @@ def test_an_image_takes_the_steps_of_its_walk():
     recipe = adamerge.methods.adamerge(r_max=14, stats=stats)
 
     def walk() -> None:
-        adamerge.apply(model, recipe)
+        adamerge.apply(model, recipe, "reference")
         with torch.no_grad():
             model(images)
         assert adamerge.trace(model).merged.min() > 0

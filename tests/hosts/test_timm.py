@@ -110,8 +110,8 @@ def test_an_image_gets_the_same_result_alone_and_among_strangers(case):
 
 
 def test_images_one_by_one_and_padded_to_the_longest_get_the_same_result(case):
-    """On a CPU ragged images run alone, elsewhere they are padded; this is the only place where both can be seen."""
-    case.merged()
+    """The reference runs ragged images alone on a CPU and pads them elsewhere; only here both can be seen."""
+    adamerge.apply(case.model, case.recipe, "reference")
     alone = run(case.model, case.images)
     r, slots = adamerge.trace(case.model).r, adamerge.trace(case.model).slots()
     stack_of(case.model).selector.per_image_on_cpu = False

@@ -96,7 +96,8 @@ def test_sizes_count_every_patch_once(name, model, images):
 @pytest.mark.parametrize("name", AVERAGING_BY_SIZE)
 def test_averaging_by_size_conserves_mass(name, model, images):
     recipe = ready(name, STRONG[name], model, images)
-    adamerge.apply(model, recipe)
+    # The packed backend averages merged rows itself; its outputs are compared with those of the reference elsewhere.
+    adamerge.apply(model, recipe, "reference")
     before, after = [], []
     original = type(recipe.combine).__call__
 

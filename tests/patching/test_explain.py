@@ -19,10 +19,14 @@ def with_kernels(model: nn.Module) -> nn.Module:
     return model
 
 
-def test_the_reference_on_a_cpu():
-    found = adamerge.explain(adamerge.apply(build("vit"), tome(3)), pictures(2))
-    assert (found.backend, found.tokens_in, found.tokens_out) == ("reference", 17, 17 - 9)
-    assert "CPU" in str(found) and "float32" in str(found)
+def test_a_cpu_packs_for_inference_and_takes_the_reference_for_gradients():
+    model = adamerge.apply(build("vit"), tome(3))
+    with torch.inference_mode():
+        found = adamerge.explain(model, pictures(2))
+    assert (found.backend, found.tokens_in, found.tokens_out) == ("packed", 17, 17 - 9)
+    assert "CUDA device" in str(found) and "float32" in str(found)
+    found = adamerge.explain(model, pictures(2))
+    assert (found.backend, found.why_not_faster) == ("reference", "gradients are enabled")
 
 
 def test_modes_are_those_of_the_caller():

@@ -149,7 +149,7 @@ def test_a_copy_and_a_file_of_a_model_run_image_by_image_and_can_be_undone(membe
             assert kinds(twin) == kinds(model)
             assert torch.equal(member.see(adamerge.remove(twin), images), unmerged)
             assert kinds(twin) == plain
-    assert torch.equal(member.see(model, images), out), "what is undone in a copy stays in the original"
+        assert torch.equal(member.see(model, images), out), "what is undone in a copy stays in the original"
 
 
 def test_a_gradient_is_the_sum_of_the_gradients_of_the_images(member):

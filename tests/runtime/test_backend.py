@@ -45,13 +45,33 @@ def test_what_only_the_reference_can_do_it_does(why):
         model(pictures(2))
 
 
-def test_automatically_a_cpu_takes_the_reference_in_silence():
+@pytest.mark.parametrize("recipe", ["tome", "adaptive"])
+def test_automatically_a_cpu_packs_in_silence(recipe):
+    model, images = build("vit"), pictures(3)
+    chosen = RECIPES[recipe](model, images)
+    with torch.inference_mode():
+        expected = adamerge.apply(model, chosen, "reference")(images)
+        before = adamerge.trace(model)
+        packed = adamerge.apply(model, chosen, "packed")(images)
+        assert torch.equal(adamerge.apply(model, chosen)(images), packed)
+    assert before.merged.sum() > 0 and torch.equal(before.slots(), adamerge.trace(model).slots())
+    torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-4)
+    assert stack_of(model).selector.runtime == "auto"
+
+
+def test_automatically_gradients_take_the_reference_to_the_bit_and_in_silence():
     model, images = build("vit"), pictures(3)
     recipe = RECIPES["adaptive"](model, images)
+    expected = adamerge.apply(model, recipe, "reference")(images)
+    found = adamerge.apply(model, recipe)(images)
+    assert torch.equal(found, expected) and found.requires_grad
+
+
+def test_automatically_a_recipe_that_merges_nothing_gives_the_bits_of_the_host():
+    model, images = build("vit"), pictures(3)
     with torch.inference_mode():
-        expected = adamerge.apply(model, recipe, "reference")(images)
-        assert torch.equal(adamerge.apply(model, recipe)(images), expected)
-    assert stack_of(model).selector.runtime == "auto"
+        expected = model(images)
+        assert torch.equal(adamerge.apply(model, tome(0))(images), expected)
 
 
 def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):

@@ -147,7 +147,7 @@ def evaluate(
     limit: Limit = None,
     skip_bad: SkipBad = False,
     runtime: Annotated[
-        str, typer.Option("--runtime", help="auto, reference or packed. On a CPU, packed is faster and auto is exact.")
+        str, typer.Option("--runtime", help="auto, reference or packed. auto packs for inference.")
     ] = "auto",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
 ) -> None:

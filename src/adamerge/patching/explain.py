@@ -96,9 +96,7 @@ def _observed(stack: Stack) -> Iterator[_Seen]:
     forward: Callable[..., Tensor] = stack.forward
 
     def note(x: Tensor) -> None:
-        on_cpu = stack.selector.runtime == "auto" and not x.is_cuda
-        reason = "the batch is on a CPU" if on_cpu else stack.selector.why_reference(x, stack.training)
-        hooks = stack.find_hooks()
+        reason, hooks = stack.selector.why_reference(x, stack.training), stack.find_hooks()
         if reason is None and hooks is not None:
             reason = hooks.reason
         seen.tokens, seen.reason = x, reason or ("kernels need a CUDA device" if not x.is_cuda else None)

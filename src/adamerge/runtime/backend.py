@@ -21,7 +21,7 @@ from adamerge.runtime.block_view import View
 from adamerge.runtime.hooks import Hooks
 from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
-from adamerge.runtime.packed.onednn import with_onednn
+from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, Trace, join
@@ -80,13 +80,16 @@ class BackendSelector:
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
-        if self.runtime == "reference" or (self.runtime == "auto" and not x.is_cuda):
+        compiling = self.runtime == "auto" and not x.is_cuda and torch.compiler.is_compiling()
+        if self.runtime == "reference" or compiling:
             return ReferenceBackend(self, x, views)
         obstacle = self._obstacle(x, training)
         if obstacle is None and views != self.views:
             obstacle = Obstacle("this is a replica of DataParallel")
         if obstacle is not None:
-            self._warn_of(obstacle)
+            # A batch on a CPU never has kernels: with "auto" the reference is no surprise there.
+            if x.is_cuda or self.runtime == "packed":
+                self._warn_of(obstacle)
             return ReferenceBackend(self, x, views)
         if not x.is_cuda:
             return PackedBackend(self, x)
@@ -106,7 +109,7 @@ class BackendSelector:
         return ReferenceBackend(self, x, views, hooks)
 
     def why_reference(self, x: Tensor, training: bool) -> str | None:
-        """Why a batch on a CUDA device takes the reference backend, or None if it does not."""
+        """Why a batch takes the reference backend, or None if it does not."""
         if self.runtime == "reference":
             return "runtime='reference' was asked for"
         obstacle = self._obstacle(x, training)
@@ -115,7 +118,8 @@ class BackendSelector:
     def _obstacle(self, x: Tensor, training: bool) -> Obstacle | None:
         batch = read_facts(x, training)
         rotation = self._why_no_rotation(batch.device)
-        return find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+        found = find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+        return self._no_gain_on_cpu(x) if found is None and self.runtime == "auto" and batch.device == "cpu" else found
 
     def _why_no_rotation(self, device: str) -> str | None:
         """Why this host's queries and keys cannot be turned without the reference; None if they can or need not."""
@@ -132,6 +136,14 @@ class BackendSelector:
             self.warn_once(f"runtime='packed' was asked for, but {obstacle.reason}; the reference runs instead")
         elif obstacle.advice is not None:
             self.warn_once(f"the merged blocks run without kernels because {obstacle.reason}; {obstacle.advice}")
+
+    def _no_gain_on_cpu(self, x: Tensor) -> Obstacle | None:
+        """Why the reference is better for a batch on a CPU that could be packed; None if it is not."""
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return Obstacle("a compiler follows plain torch best")
+        if not self.recipe.ragged and not isinstance(with_onednn(self.views[0], x), OneDnnView):
+            return Obstacle("equal lengths need no packing, and oneDNN does not run this block")
+        return None
 
     def triton(self) -> "TritonBackend":
         """The triton backend for this recipe, built once."""

@@ -87,8 +87,22 @@ def test_a_block_that_is_not_plain_runs_its_own_layers(change):
     assert with_onednn(first, FLOAT32) is first and isinstance(with_onednn(second, FLOAT32), OneDnnView)
 
 
+def test_bfloat16_runs_in_onednn_too_and_is_as_exact_as_the_host():
+    model = build("vit")
+    exact = views(model)[0]
+    x = torch.randn(197, exact.shape.dim, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected, attended = exact.mlp(x), x.unflatten(1, (exact.shape.heads, exact.shape.key_dim)).bfloat16()
+        view = views(model.bfloat16())[0]
+        quick = with_onednn(view, x.bfloat16())
+        theirs, ours = (v.mlp(x.bfloat16()).float() - expected for v in (view, quick))
+        torch.testing.assert_close(quick.project(attended), view.project(attended))
+    assert isinstance(quick, OneDnnView) == torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert theirs.std() > 0 and ours.std() < 1.1 * theirs.std()
+
+
 def test_other_precisions_and_a_disabled_onednn_keep_the_view(monkeypatch):
     view = views(build("vit"))[0]
-    assert with_onednn(view, FLOAT32.double()) is view and with_onednn(view, FLOAT32.bfloat16()) is view
+    assert with_onednn(view, FLOAT32.double()) is view and with_onednn(view, FLOAT32.half()) is view
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     assert with_onednn(view, FLOAT32) is view

@@ -1,187 +1,95 @@
 """The forward pass of one block on packed tokens, in plain torch.
 
-Layers compute on existing tokens only.  Merges are decided by `Recipe.decide` on padded copies, as in the reference.
-The triton backend calls `merge` for recipes that its kernels cannot decide.
+Layers compute on existing tokens only.  The result of an image is the same to the bit in any batch.
 """
 
 from dataclasses import replace
-from functools import partial
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from adamerge.core.combine import Average, Drop, MeanNorm
-from adamerge.core.decision import Decision
-from adamerge.core.evidence import Evidence, Heads
-from adamerge.core.lazy import deferred
-from adamerge.core.match import Links
-from adamerge.core.plan import Plan, first, keep_all, tally
 from adamerge.core.recipe import Recipe
-from adamerge.core.types import Slots
+from adamerge.core.salience import AttentionShare, ClassShare
 from adamerge.runtime.block_view import View
-from adamerge.runtime.packed.attention import attend_each
-from adamerge.runtime.packed.layout import (
-    Layout,
-    Packed,
-    PackedHeads,
-    PerRow,
-    pad,
-    ragged_layout,
-    round_up_rows,
-    token_index,
-    uniform_layout,
-    unpad,
-)
+from adamerge.runtime.packed.attention import AttentionReader, attend_with_bias
+from adamerge.runtime.packed.by_image import layers_for
+from adamerge.runtime.packed.layout import PerRow
+from adamerge.runtime.packed.links import find_links, links_known
+from adamerge.runtime.packed.merge_each import PackedAttention, merge_each
+from adamerge.runtime.packed.merge_padded import merge_padded
+from adamerge.runtime.packed.merge_rows import merge_nothing, merge_rows
+from adamerge.runtime.packed.selection import select_links
 from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.profiling import stage
-from adamerge.runtime.trace import LayerTrace
 
-# Combine parts that read the decision only, so that they can run on packed rows instead of padded tokens.
-COMBINE_ANY_ROWS = (Average, Drop, MeanNorm)
-
-# Query, key and value of all packed rows, and the scale of their scores.
-PackedAttention = tuple[PackedHeads, PackedHeads, PackedHeads, float]
+# Whose attention a salience is a share of.
+ATTENTION_READ: dict[type, Literal["class token", "all tokens"]] = {
+    ClassShare: "class token",
+    AttentionShare: "all tokens",
+}
 
 
 def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
-    """Run one block; the recipe's merge comes before it or between its attention and its MLP."""
+    """Run one block on a CPU; the recipe's merge comes before it or between its attention and its MLP."""
     if recipe.site == "before_block":
-        state = merge(state, recipe, depth)
+        state = merge_on_cpu(state, recipe, depth)
+    layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("qkv"):
-        query, key, value = view.qkv(state.x)
+        query, key, value = layers.qkv(state.x)
     with stage("attention"):
-        size = state.size if recipe.proportional_attention and state.merged else None
-        attended = attend_each(query, key, value, state.layout, view.scale, size)
+        patches, bias = state.history.shape[1], None
+        if recipe.proportional_attention and state.merged:
+            bias = log_sizes(patches, state.size)
+        reader = _reader(state, recipe, depth)
+        attended = attend_with_bias(query, key, value, state.layout, view.scale, bias, patches, reader)
     with stage("project"):
-        state = replace(state, x=state.x + view.project(attended))
+        state = replace(state, x=state.x + layers.project(attended))
     if recipe.site == "after_attention":
-        state = merge(state, recipe, depth, (query, key, value, view.scale))
+        state = merge_on_cpu(state, recipe, depth, (query, key, value, view.scale), reader)
+        layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("mlp"):
-        return replace(state, x=state.x + view.mlp(state.x))
+        return replace(state, x=state.x + layers.mlp(state.x))
 
 
-def merge(
+def merge_on_cpu(
     state: PackedState,
     recipe: Recipe,
     depth: int,
     heads: PackedAttention | None = None,
+    reader: AttentionReader | None = None,
 ) -> PackedState:
-    """Decide one merge on padded copies of the tokens, as the reference does, and apply it to the packed rows.
+    """Decide one merge and apply it to the packed rows; the result of an image does not depend on the others.
 
-    `heads` are the queries, keys and values of this block when the merge comes after attention.  The new state's `x`
-    can have unused rows at its end.
+    `heads` are the queries, keys and values of this block, and `reader` has the attention that its tokens got, when the
+    merge comes after attention.  The new state's `x` can have unused rows at its end.
     """
-    layout = state.layout
-    with stage("decide"):
-        evidence = build_evidence(state, recipe, depth, heads)
-        with torch.autocast(state.x.device.type, enabled=False):
-            decision = recipe.decide(evidence)
-    plan = decision.plan
-    if plan.is_identity:
-        return replace(state, steps=(*state.steps, partial(_layer_trace, decision, layout, state.size)))
-    with stage("merge"):
-        after = uniform_layout(layout.images, layout.prefix + plan.width, layout.prefix, state.x.device)
-        if plan.ragged:
-            after = ragged_layout(plan.count.tolist(), layout.prefix, state.x.device)
-        # An adaptive recipe leaves another number of tokens in every batch; see `round_up_rows`.
-        rows = round_up_rows(after.total) if recipe.ragged and state.x.device.type == "cpu" else after.total
-        packed = _as_one_image(decision, layout, after, rows)
-        size = tally(state.size[None, : layout.total], packed.plan)[0]
-        if type(recipe.combine) in COMBINE_ANY_ROWS:
-            x = recipe.combine(state.x[None, : layout.total], packed, evidence)[0]
-        else:
-            patches = recipe.combine(evidence.raw, decision, evidence)
-            x = unpad(torch.cat([_prefix_tokens(state.x, layout), patches], 1), token_index(after))
-            x = torch.nn.functional.pad(x, (0, 0, 0, rows - after.total))
-        history = plan.slot.gather(1, state.history.long()).int()
-    return replace(
-        state,
-        x=x,
-        size=size,
-        layout=after,
-        history=history,
-        merged=True,
-        logs=None,
-        normed=None,
-        inverse=None,
-        steps=(*state.steps, partial(_layer_trace, decision, after, size)),
-    )
+    if not recipe.may_merge(state.layer, depth):
+        return merge_nothing(state)
+    if not state.layout.images:
+        return merge_padded(state, recipe, depth, heads)
+    with torch.autocast(state.x.device.type, enabled=False):
+        if not links_known(recipe):
+            with stage("decide"):
+                return merge_each(state, recipe, depth, heads)
+        with stage("decide"):
+            received = None if reader is None else reader.received
+            links = find_links(state, recipe, None if heads is None else heads[1], received)
+            selection = select_links(links, recipe, state.layer)
+        with stage("merge"):
+            return merge_rows(state, recipe, links, selection)
 
 
-def build_evidence(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
-    """The evidence for one merge, padded to the longest image.  Tokens, places and heads are padded when first read."""
-    layout = state.layout
-    return Evidence(
-        raw=deferred(lambda: pad(state.x, layout, layout.most)),
-        size=pad(state.size, layout, layout.most).to(torch.promote_types(state.x.dtype, torch.float32)),
-        layer=state.layer,
-        depth=depth,
-        prefix=layout.prefix,
-        class_token=state.class_token,
-        count=None if layout.uniform else layout.patches.long(),
-        heads=None if heads is None else _padded_heads(state, recipe, *heads),
-        place=deferred(lambda: _places(state)),
-        patches=state.history.shape[1],
-    )
-
-
-def _padded_heads(
-    state: PackedState, recipe: Recipe, query: PackedHeads, key: PackedHeads, value: PackedHeads, scale: float
-) -> Heads:
-    """Queries, keys and values of all tokens, `(b, longest, heads, k)`; each array is padded when first read."""
-    all_tokens = replace(state.layout, prefix=0)
-    return Heads(
-        query=deferred(lambda: pad(query, all_tokens, all_tokens.longest)),
-        key=deferred(lambda: pad(key, all_tokens, all_tokens.longest)),
-        value=deferred(lambda: pad(value, all_tokens, all_tokens.longest)),
-        scale=scale,
-        bias=_bias(state, recipe, all_tokens),
-    )
-
-
-def _places(state: PackedState) -> Slots:
-    """The first original patch that each patch token stands for, `(b, n)`; 0 in padding."""
-    images, patches = state.history.shape
-    past = Plan(state.history.long(), state.layout.patches.long(), state.layout.most)
-    return first(keep_all(images, patches, state.x.device).slot, past)
-
-
-def _as_one_image(decision: Decision, layout: Layout, after: Layout, width: int) -> Decision:
-    """The decision for the batch as a decision for one image that has all packed rows, `(1, total)`.
-
-    Prefix tokens are included, each alone in its slot.  The plan has `width` slots; those after the last image stay
-    empty.
-    """
-    plan, links, prefix, tokens = decision.plan, decision.links, layout.prefix, token_index(layout)
-
-    def row(value: Tensor, fill: float = 0) -> Tensor:
-        return unpad(torch.nn.functional.pad(value, (prefix, 0), value=fill), tokens)[None]
-
-    def absolute(slots: Plan, target: Layout) -> Tensor:
-        return unpad(slots.after_prefix(prefix).slot + target.offsets[:-1, None], tokens)[None]
-
-    slot, partner = absolute(plan, after), absolute(replace(plan, slot=links.partner), layout)
-    count = torch.full((1,), after.total, device=slot.device)
-    own = Links(row(links.value), partner, row(links.source), None)
-    return Decision(Plan(slot, count, width), row(decision.weight, 1), row(decision.salience, 1), own)
-
-
-def _bias(state: PackedState, recipe: Recipe, all_tokens: Layout) -> Tensor | None:
-    """What this block's attention added to its scores, `(b, 1, 1, longest)`: log sizes, and -inf for padding."""
-    proportional = recipe.proportional_attention and state.merged
-    if all_tokens.uniform and not proportional:
+def _reader(state: PackedState, recipe: Recipe, depth: int) -> AttentionReader | None:
+    """What reads the attention that tokens get, if the recipe's salience is a share of it."""
+    queries = ATTENTION_READ.get(type(recipe.salience))
+    if queries is None or not links_known(recipe) or not recipe.may_merge(state.layer, depth):
         return None
-    value = state.size.log() if proportional else torch.zeros_like(state.size)
-    return pad(value, all_tokens, all_tokens.longest, float("-inf"))[:, None, None, :].to(state.x.dtype)
+    wide = torch.promote_types(state.x.dtype, torch.float32)
+    received = torch.zeros(state.history.shape, dtype=wide)
+    return AttentionReader(queries, received, state.layout.prefix)
 
 
-def _prefix_tokens(x: Packed, layout: Layout) -> Tensor:
-    """The prefix tokens of every image, `(b, prefix, d)`."""
-    row = layout.offsets[:-1, None] + torch.arange(layout.prefix, device=x.device)
-    return x.index_select(0, row.flatten()).view(layout.images, layout.prefix, x.shape[1])
-
-
-def _layer_trace(decision: Decision, after: Layout, size: PerRow) -> LayerTrace:
-    """The trace of one layer; `after` and `size` are the layout and the sizes after its merge."""
-    padded = pad(size, after, after.most).to(decision.salience.dtype)
-    return LayerTrace(decision.plan, decision.salience, padded, decision.links.redundancy)
+def log_sizes(patches: int, size: PerRow) -> PerRow:
+    """The logarithms of sizes, each a whole number up to `patches`, from a table: torch rounds a logarithm by its place
+    in an array."""
+    return torch.arange(patches + 1, dtype=size.dtype).log()[size.long()]

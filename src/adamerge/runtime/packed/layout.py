@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -45,6 +46,16 @@ class Layout:
     def patches(self) -> Counts:
         """How many patch tokens each image has."""
         return self.offsets.diff() - self.prefix
+
+    @cached_property
+    def bounds(self) -> list[int]:
+        """The offsets as Python integers; reading them synchronises with the device."""
+        return self.offsets.tolist()
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """How many patch tokens each image has, as Python integers."""
+        return [end - begin - self.prefix for begin, end in pairwise(self.bounds)]
 
 
 def uniform_layout(images: int, tokens: int, prefix: int, device: torch.device) -> Layout:

@@ -1,7 +1,7 @@
 """A plain block on CPU with oneDNN's linear layers; GELU is fused into the first layer of the MLP.
 
 For float32, torch's linear layer calls MKL, which does less work per second when there are fewer rows.  Merging makes
-rows fewer, and oneDNN keeps more of its speed then.
+rows fewer, and oneDNN keeps more of its speed then.  It also computes a row in the same order for any number of rows.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from adamerge.runtime.block_view import BlockShape, LinearParams, NormParams, Pl
 
 
 def with_onednn(view: View, x: Tensor) -> View:
-    """A view of the same block that calls oneDNN, if the block is plain and `x` is float32 on CPU; else `view`."""
-    if not (isinstance(view, PlainView) and x.device.type == "cpu" and x.dtype == torch.float32 and available()):
+    """A view of the same block that calls oneDNN; `view` itself if the block is not plain, or `x` not for oneDNN."""
+    if not (isinstance(view, PlainView) and x.device.type == "cpu" and available() and _supported(x.dtype)):
         return view
     weights = view.params()
     if not isinstance(weights, PlainBlockParams) or weights.activation != "gelu":
@@ -28,6 +28,12 @@ def available() -> bool:
     """Whether this torch has oneDNN and `torch.backends.mkldnn.enabled` is set."""
     usable = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
     return bool(usable) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _supported(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes in `dtype` on this machine."""
+    half = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32 or bool(half)
 
 
 @dataclass(frozen=True)

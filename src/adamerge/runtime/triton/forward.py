@@ -19,8 +19,8 @@ from torch import Tensor
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime.block_view import NormParams, PlainView, RotaryView, View
-from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, RowSlots
+from adamerge.runtime.packed.merge_padded import merge_padded
 from adamerge.runtime.packed.state import PackedState, pack, pack_rows, unpack
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.reference import Tables
@@ -140,7 +140,7 @@ class TritonForward:
 
     def _reference_merge_then_attention(self, layer: int) -> PackedState:
         """A merge that the reference decides, then attention."""
-        self.state = packed.merge(self._take_state(), self.backend.recipe, len(self.backend.views))
+        self.state = merge_padded(self._take_state(), self.backend.recipe, len(self.backend.views))
         return self._attention(layer)
 
     def _attention_then_reference_merge(self, layer: int) -> PackedState:
@@ -154,7 +154,7 @@ class TritonForward:
         with stage("project"):
             state, branch, gamma, norm = self._project(state, layer, attended)
             state = self.gemm.sum(state, branch, gamma, norm, compared=False)
-        return packed.merge(state, self.backend.recipe, len(self.backend.views), (query, key, value, scale))
+        return merge_padded(state, self.backend.recipe, len(self.backend.views), (query, key, value, scale))
 
     def _merge_then_attention(self, layer: int, lowered: Lowered) -> PackedState:
         """A merge that kernels decide, then attention.  The counts are read back while the first GEMM runs."""
