@@ -34,7 +34,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.salience import AttentionShare, Centrality, ClassShare, Uniform, min_max_scale, scale_to_mean_one
 from adamerge.core.types import PerToken
 from adamerge.runtime.packed.layout import Packed, PackedHeads
-from adamerge.runtime.packed.split import Split, split_image
+from adamerge.runtime.packed.split import ImageSplit, split_image
 from adamerge.runtime.packed.state import PackedState
 
 PerSource = Float[Tensor, "b columns"]
@@ -69,7 +69,7 @@ class PackedLinks:
 
     value: PerSource
     target: Int[Tensor, "b columns"]
-    splits: Sequence[Split]
+    splits: Sequence[ImageSplit]
     salience: PerToken | None
 
 
@@ -112,7 +112,7 @@ def find_links(state: PackedState, recipe: Recipe, key: PackedHeads | None, rece
     return PackedLinks(value, target, splits, salience)
 
 
-def _compare(unit: Packed, state: PackedState, splits: Sequence[Split], best: Tensor, target: Tensor) -> None:
+def _compare(unit: Packed, state: PackedState, splits: Sequence[ImageSplit], best: Tensor, target: Tensor) -> None:
     """Write the best target of every source, by the products of rows of length 1."""
     prefix = state.layout.prefix
     for image, (split, begin) in enumerate(zip(splits, state.layout.bounds, strict=False)):
@@ -123,7 +123,7 @@ def _compare(unit: Packed, state: PackedState, splits: Sequence[Split], best: Te
 
 
 def _central(
-    state: PackedState, salience: Centrality, splits: Sequence[Split], best: Tensor, target: Tensor
+    state: PackedState, salience: Centrality, splits: Sequence[ImageSplit], best: Tensor, target: Tensor
 ) -> PerToken:
     """The centrality of every patch token; writes the best targets, which are read off the same products."""
     layout, wide = state.layout, best.dtype
@@ -170,7 +170,7 @@ def _unread() -> Tensor:
     raise AssertionError("the tokens are not here")
 
 
-def _of_sources(values: PerToken, splits: Sequence[Split], columns: int) -> PerSource:
+def _of_sources(values: PerToken, splits: Sequence[ImageSplit], columns: int) -> PerSource:
     """The values of the sources of each image.  The first source is at the same place in all images."""
     split = splits[0]
     own = values[:, split.first_source :: split.step][:, :columns]

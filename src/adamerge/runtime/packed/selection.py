@@ -14,7 +14,7 @@ from adamerge.core.layer_numbers import calibrated
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import PerImage
 from adamerge.runtime.packed.links import PackedLinks
-from adamerge.runtime.packed.split import Split
+from adamerge.runtime.packed.split import ImageSplit
 
 
 @dataclass(frozen=True)
@@ -82,5 +82,5 @@ def _by_z_score(budget: ZScore, layer: int, redundancy: float) -> int:
     return min(math.floor(budget.most(layer) * share), MOST_TOKENS)
 
 
-def _all_alike(splits: Sequence[Split]) -> bool:
+def _all_alike(splits: Sequence[ImageSplit]) -> bool:
     return all(split.n == splits[0].n for split in splits)
