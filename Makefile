@@ -8,7 +8,7 @@ demo: .venv/installed
 	$(BIN)/adamerge demo
 
 test: lint
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -7,6 +7,9 @@ import jaxtyping
 import pytest
 import torch
 from hypothesis import settings
+from typecheck import check_package
+
+check_package("adamerge")
 
 # Without a device, Triton's interpreter runs the kernels; it must be chosen before anybody imports them.
 if not torch.cuda.is_available():
