@@ -105,3 +105,13 @@ def test_only_a_merged_model_has_a_recipe(tmp_path):
     with pytest.raises(NotApplied, match="this model does not merge"):
         adamerge.save_recipe(model(), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("schema", [0, 2, "1", None])
+def test_a_whole_recipe_of_another_schema_is_refused(tmp_path, schema):
+    path = tmp_path / "recipe.json"
+    adamerge.methods.tome(2).save(path)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "schema": schema}))
+    with pytest.raises(BadOption, match=f"has schema 1 and a recipe; this one has schema {schema!r}"):
+        adamerge.Recipe.load(path)
