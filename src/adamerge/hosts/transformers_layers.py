@@ -8,7 +8,12 @@ from adamerge.hosts.block_params import PlainBlockLayers
 from adamerge.hosts.transformers_towers import BlockPaths
 
 # The children of the library's own MLPs, in the order in which they run.  Gated ones have more.
-MLPS = (("fc1", "activation_fn", "fc2"), ("up_proj", "act_fn", "down_proj"), ("dense", "intermediate_act_fn"))
+MLPS = (
+    ("fc1", "activation_fn", "fc2"),
+    ("fc1", "activation", "fc2"),
+    ("up_proj", "act_fn", "down_proj"),
+    ("dense", "intermediate_act_fn"),
+)
 
 
 def plain_layers(block: nn.Module, layout: BlockPaths) -> PlainBlockLayers | None:

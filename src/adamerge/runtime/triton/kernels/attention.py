@@ -45,7 +45,7 @@ def _bias(logs, begin, column, n, SIZED: tl.constexpr):
 def _attend(
     query, key, value, out, log_sums, logs, offsets, scale, row_stride, head_stride, out_row_stride, rows,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SIZED: tl.constexpr, SUMS: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     begin = tl.load(offsets + image)
@@ -53,6 +53,9 @@ def _attend(
     pdl_wait(EARLY)
     if block * QUERIES >= n:
         return
+    if BY_EIGHT:
+        # Known to be aligned, eight channels are loaded at once: for heads of 72 or 88 channels Triton cannot see it.
+        head_stride = tl.multiple_of(head_stride, 8)
     channel = tl.arange(0, DIMS)
     column = tl.arange(0, KEYS)
     row = block * QUERIES + tl.arange(0, QUERIES)
@@ -110,7 +113,7 @@ def attend(
         query, key, value, out, log_sums, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1),
         out.stride(0), rows,
         HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
-        SUMS=log_sums is not None, PRECISION=precision(query), num_warps=4,
+        SUMS=log_sums is not None, BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4,
         num_stages=num_stages_for(3, query, keys, keys, next_pow2(dim)),
         **pdl_options(query),
     )  # fmt: skip

@@ -30,7 +30,7 @@ def _rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
 def _received(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The sum of all queries' weights for each key."""
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -39,6 +39,9 @@ def _received(
     pdl_wait(EARLY)
     if block * KEYS >= n:
         return
+    if BY_EIGHT:
+        # Known to be aligned, eight channels are loaded at once: for heads of 72 or 88 channels Triton cannot see it.
+        head_stride = tl.multiple_of(head_stride, 8)
     channel = tl.arange(0, DIMS)
     column = block * KEYS + tl.arange(0, KEYS)
     first = begin.to(tl.int64) * row_stride + head * head_stride
@@ -76,11 +79,11 @@ def received_attention(
         return out
     if query.stride() != key.stride() or query.stride(2) != 1:
         query, key = query.contiguous(), key.contiguous()
-    side = 32 if query.dtype == torch.float32 else min(64, max(16, next_pow2(layout.longest)))
-    _received[(blocks(layout.longest, side), layout.images * heads)](
+    queries, keys = (32, 32) if query.dtype == torch.float32 else (64, min(128, next_pow2(layout.longest)))
+    _received[(blocks(layout.longest, keys), layout.images * heads)](
         query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
-        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None,
-        PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
+        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
+        BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
     )  # fmt: skip
     return out
 
