@@ -153,6 +153,32 @@ def floor_table() -> str:
     return "\n".join(lines)
 
 
+def plain_call_table() -> str:
+    """Merged models called plainly, beside the unmerged model called in the same way and in the fastest way."""
+    lines = [
+        "| | batch | method | true cut | unmerged, ms | fastest unmerged, ms | merged, ms | over unmerged "
+        "| over the fastest | captured by hand, ms |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    cases: dict[tuple[str, str], dict[str, Row]] = {}
+    for row in read("plain-call"):
+        cases.setdefault((row["case"], row["batch"]), {})[row["contender"]] = row
+    for (case, batch), found in cases.items():
+        times = {name: float(row["ms"]) for name, row in found.items()}
+        best = min(ms for name, ms in times.items() if name.startswith("unmerged"))
+        for name, row in found.items():
+            method, _, way = name.rpartition(" ")
+            if method.startswith("unmerged") or way != "plain":
+                continue
+            captured = times.get(f"{method} captured")
+            lines.append(
+                f"| {case} | {batch} | {method} | {float(row['cut_true']):.1%} | {times['unmerged plain']:.2f} "
+                f"| {best:.2f} | {times[name]:.2f} | {float(row['over_plain']):.2f}× | {float(row['over_best']):.2f}× "
+                f"| {'–' if captured is None else f'{captured:.2f}'} |"
+            )
+    return "\n".join(lines)
+
+
 def runs(name: str) -> list[list[Row]]:
     """The rows without error of a benchmark, grouped by interleaved run."""
     found: dict[tuple[str, str], list[Row]] = {}

@@ -16,6 +16,7 @@ from speed_tables import (
     equal_cost_table,
     floor_table,
     parity_table,
+    plain_call_table,
     processor_table,
     sizes_table,
     speed_matrix,
@@ -168,6 +169,7 @@ def pages() -> dict[Path, str]:
             speed,
             {
                 "speeds": speed_matrix(),
+                "plain calls": plain_call_table(),
                 "processor": processor_table(),
                 "equal": equal_cost_table(),
                 "blocks": blocks_table(),
