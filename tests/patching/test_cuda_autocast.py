@@ -62,8 +62,8 @@ def spoil_free_memory() -> None:
 def test_the_error_is_no_more_than_twice_that_of_the_reference(method, dtype):
     """The published method compares tokens in the dtype of autocast, so it errs as a model in that dtype does.
 
-    In half precision a few images merge other tokens, those that are almost equally alike: with the kernels and with the
-    reference.  So the error of the median image is compared.
+    In half precision a few images merge other tokens, those that are almost equally alike: with the kernels and with
+    the reference.  So the error of the median image is compared.
     """
     # Random parameters everywhere tell tokens apart; as made, all are almost the same, and rounding decides.
     model, images = randomised(build(), 0).to("cuda"), pictures(32)

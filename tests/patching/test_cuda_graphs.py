@@ -13,7 +13,7 @@ from torch import Tensor
 
 import adamerge
 from adamerge.methods import adamerge as published
-from adamerge.methods import dymu, pitome, tome
+from adamerge.methods import ats, dsm, dymu, evit, pitome, random, tofu, tome, vid_tldr
 from adamerge.patching.apply import stack_of
 from adamerge.runtime.trace import Trace
 from adamerge.runtime.triton.graph_cache import CALLS_BEFORE_CAPTURE, MOST_GRAPHS
@@ -72,18 +72,36 @@ def test_a_graph_gives_what_the_kernels_give(method, dtype):
     assert len(stack_of(plain).graphs) == 0
 
 
-def test_a_recipe_that_kernels_do_not_decide_still_runs():
-    """The reference adds by atomic operations on CUDA: two runs of the same kernels may differ in rounding.
+OTHERS = {
+    "pitome": pitome(0.9),
+    "dsm": dsm(8, 1),
+    "dsm in windows": dsm(8, 1, windows=True),
+    "tofu": tofu(8),
+    "evit": evit(0.7),
+    "ats": ats(120),
+    "vid_tldr": vid_tldr(8),
+    "random": random(8),
+}
 
-    Random parameters everywhere tell tokens apart, so that rounding does not change which of them merge.
-    """
+
+@pytest.mark.parametrize("recipe", OTHERS.values(), ids=OTHERS)
+def test_every_method_runs_as_a_graph_and_merges_as_the_reference(recipe):
+    """Random parameters everywhere tell tokens apart, so that rounding does not change which of them merge."""
     model = randomised(build(torch.float32), 0).to("cuda")
-    plain = adamerge.apply(copy.deepcopy(model), pitome(0.9), cuda_graphs=False)
-    fast = adamerge.apply(model, pitome(0.9))
-    images = pictures(4, dtype=torch.float32)
-    with torch.inference_mode(), pytest.warns(UserWarning, match="the reference decides its merges"):
-        for _ in range(CALLS_BEFORE_CAPTURE + 3):
-            torch.testing.assert_close(fast(images), plain(images), rtol=1e-3, atol=1e-3)
+    reference = adamerge.apply(copy.deepcopy(model), recipe, "reference")
+    plain = adamerge.apply(copy.deepcopy(model), recipe, cuda_graphs=False)
+    fast = adamerge.apply(model, recipe)
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warm(fast, pictures(4, dtype=torch.float32))
+        assert stack_of(fast).graphs.failure is None and len(stack_of(fast).graphs) == 1
+        for seed in (1, 2):
+            images = pictures(4, seed, torch.float32)
+            found, expected = fast(images), plain(images)
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found, reference(images), rtol=1e-3, atol=1e-3)
+            assert torch.equal(adamerge.trace(fast).counts, adamerge.trace(reference).counts)
+            assert torch.equal(adamerge.trace(fast).slots(), adamerge.trace(reference).slots())
 
 
 def test_outputs_and_inputs_are_the_callers_own():

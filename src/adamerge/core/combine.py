@@ -55,6 +55,20 @@ class Combine(Protocol):
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]: ...
 
 
+@runtime_checkable
+class CombineByLayer(Combine, Protocol):
+    """A combine part that acts as one of several parts, by the layer.  Backends with kernels ask for them."""
+
+    @property
+    def parts(self) -> tuple[Combine, ...]:
+        """All the parts it can act as."""
+        ...
+
+    def at(self, layer: int, depth: int) -> Combine:
+        """The part it acts as at `layer` of `depth` layers."""
+        ...
+
+
 @part
 @dataclass(frozen=True)
 class Average:
@@ -108,3 +122,13 @@ def _rescaled(mean: Float[Tensor, "b m d"], length: Float[Tensor, "b m 1"], plan
     # A token alone in its slot stays bit-identical (D7).  A mean of norm 0 has no direction and is not rescaled.
     shared = tally(torch.ones(plan.slot.shape, dtype=mean.dtype, device=mean.device), plan)[..., None] > 1
     return mean * torch.where(shared & factor.isfinite(), factor, 1)
+
+
+def parts_of(combine: Combine) -> tuple[Combine, ...]:
+    """The parts that `combine` can act as: those it names, or itself."""
+    return combine.parts if isinstance(combine, CombineByLayer) else (combine,)
+
+
+def part_at(combine: Combine, layer: int, depth: int) -> Combine:
+    """The part that `combine` acts as at a layer."""
+    return combine.at(layer, depth) if isinstance(combine, CombineByLayer) else combine

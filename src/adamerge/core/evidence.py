@@ -11,7 +11,7 @@ from adamerge.core.lazy import lazy_fields
 from adamerge.core.types import Counts, Features, Mask, PerToken
 
 
-@lazy_fields("query", "key", "value")
+@lazy_fields("query", "key", "value", "bias")
 @dataclass(frozen=True)
 class Heads:
     """One attention layer's queries, keys and values over all tokens, prefix included: `(b, tokens, heads, k)`.
@@ -24,6 +24,24 @@ class Heads:
     value: Float[Tensor, "b t h k"]
     scale: float
     bias: Float[Tensor, "b 1 1 t"] | None = None
+
+    def mean_keys(self, prefix: int, dtype: torch.dtype) -> Features:
+        """The keys of the tokens after the prefix, averaged over heads: `(b, n, k)`."""
+        return self.key.to(dtype).mean(2)[:, prefix:]
+
+    def value_norms(self, prefix: int, dtype: torch.dtype) -> PerToken:
+        """The norms of their values, heads concatenated: `(b, n)`."""
+        return self.value[:, prefix:].to(dtype).flatten(2).norm(dim=-1)
+
+    def class_weights(self, prefix: int, dtype: torch.dtype) -> PerToken:
+        """The first token's attention to them, averaged over heads: `(b, n)`."""
+        return self.weights(self.query[:, :1], dtype)[:, 0, prefix:]
+
+    def weights(self, query: Float[Tensor, "b q h k"], dtype: torch.dtype) -> Float[Tensor, "b q t"]:
+        """The attention of these queries to all tokens, averaged over heads."""
+        query, key = (side.to(dtype).transpose(1, 2) for side in (query, self.key))
+        scores = self.scale * query @ key.mT
+        return (scores if self.bias is None else scores + self.bias).softmax(-1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -72,13 +90,18 @@ class Evidence:
     @property
     def keys(self) -> Features:
         """The patch tokens' attention keys, averaged over heads: `(b, n, k)`."""
-        return self._after_attention("keys").key.to(self.size.dtype).mean(2)[:, self.prefix :]
+        return self._after_attention("keys").mean_keys(self.prefix, self.size.dtype)
 
     @property
     def values(self) -> Features:
         """The patch tokens' attention values, heads concatenated: `(b, n, heads * k)`."""
         value = self._after_attention("values").value[:, self.prefix :]
-        return value.to(self.tokens.dtype).flatten(2)
+        return value.to(self.size.dtype).flatten(2)
+
+    @property
+    def value_norms(self) -> PerToken:
+        """The norms of the patch tokens' attention values, heads concatenated."""
+        return self._after_attention("values").value_norms(self.prefix, self.size.dtype)
 
     @property
     def class_attention(self) -> PerToken:
@@ -89,13 +112,13 @@ class Evidence:
                 "a part of this recipe reads the class token's attention, but this model has no class token; "
                 "use a part that reads the tokens or the keys"
             )
-        return self._weights(heads, heads.query[:, :1])[:, 0, self.prefix :]
+        return heads.class_weights(self.prefix, self.size.dtype)
 
     @property
     def attention(self) -> Float[Tensor, "b t t"]:
         """The attention matrix over all tokens, prefix included, averaged over heads."""
         heads = self._after_attention("weights")
-        return self._weights(heads, heads.query)
+        return heads.weights(heads.query, self.size.dtype)
 
     @property
     def valid(self) -> Mask | None:
@@ -109,12 +132,6 @@ class Evidence:
         """How many tokens each image has."""
         b, n = self.size.shape
         return torch.full((b,), n, device=self.size.device) if self.count is None else self.count
-
-    def _weights(self, heads: Heads, query: Float[Tensor, "b q h k"]) -> Float[Tensor, "b q t"]:
-        """The attention weights of these queries, averaged over heads."""
-        query, key = (side.to(self.tokens.dtype).transpose(1, 2) for side in (query, heads.key))
-        scores = heads.scale * query @ key.mT
-        return (scores if heads.bias is None else scores + heads.bias).softmax(-1).mean(1)
 
     def _after_attention(self, what: str) -> Heads:
         """The heads; refused where there are none yet."""

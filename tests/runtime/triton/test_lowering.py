@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from adamerge.core.recipe import Recipe
-from adamerge.methods import adamerge, dsm, dymu, evit, pitome, random, tofu, tome
+from adamerge.methods import adamerge, ats, dsm, dymu, evit, pitome, random, tofu, tome, vid_tldr
 from adamerge.presets import protect
-from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower
+from adamerge.runtime.triton.lowering import Lowered, NotLowered, length_at, lower
 
 
 def lowered(recipe: Recipe) -> Lowered:
@@ -22,7 +22,8 @@ def lowered(recipe: Recipe) -> Lowered:
         (pitome(r=2), "split ByEnergy"),
         (random(2), "links AtRandom"),
         (evit(0.6), "links IntoOne"),
-        (tofu(2), "combine DropThenKeepNorm"),
+        (ats(9), "links Sampled"),
+        (dsm(2, windows=True), "reach SameWindow"),
         (replace(tome(2), site="before_block"), "salience Uniform with metric Keys at before_block"),
     ],
 )
@@ -30,9 +31,16 @@ def test_the_part_that_the_kernels_do_not_know_is_named(recipe, reason):
     assert lower(recipe, prefix=1, class_token=True) == NotLowered(reason)
 
 
+def test_a_combination_that_changes_with_the_layer_is_lowered_layer_by_layer():
+    found = lowered(tofu(2))
+    assert [found.policy_at(layer, 4).weigh for layer in range(4)] == ["keep", "keep", "size", "size"]
+    assert [length_at(found.combine, layer, 4) for layer in range(4)] == [None, None, "largest", "largest"]
+
+
 def test_salience_by_the_class_token_needs_one():
     assert lowered(protect(r=2.0)).attention_from == "class token"
     assert lowered(protect(r=2.0, class_token=False)).attention_from == "all tokens"
+    assert lowered(vid_tldr(2)).attention_from == "entropy"
     assert lowered(tome(2)).attention_from is None
     found = lower(protect(r=2.0), prefix=0, class_token=False)
     assert isinstance(found, NotLowered) and found.reason.startswith("salience ClassShare")

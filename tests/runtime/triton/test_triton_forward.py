@@ -23,7 +23,7 @@ from adamerge.core.match import Tokens
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.methods import adamerge as published
-from adamerge.methods import dsm, dymu, evit, pitome, random, tofu, tome
+from adamerge.methods import ats, dsm, dymu, evit, pitome, random, tofu, tome, vid_tldr
 from adamerge.patching.apply import stack_of
 from adamerge.presets import protect
 from adamerge.runtime import backend
@@ -62,6 +62,14 @@ MORE: dict[str, Callable[..., Recipe]] = {
 }
 
 
+# Tried on one family of models only.
+ONCE: dict[str, Callable[..., Recipe]] = {
+    "sampling": lambda model, images: ats(9),
+    "sharpness": lambda model, images: vid_tldr(2),
+    "windows before the block": lambda model, images: replace(by_tokens(dsm(2, 0, windows=True)), site="before_block"),
+}
+
+
 def with_kernels(model: nn.Module) -> None:
     """Use the triton backend; without a CUDA device Triton's interpreter runs the kernels."""
     selector = stack_of(model).selector
@@ -73,11 +81,13 @@ def pretend_capture(model: nn.Module) -> None:
     stack_of(model).selector.triton().is_capturing = lambda x: True
 
 
-@pytest.mark.parametrize("recipe", RECIPES | MORE)
-@pytest.mark.parametrize("family", ["vit", "deit3"])
+@pytest.mark.parametrize(
+    "family, recipe",
+    [*((family, recipe) for family in ("vit", "deit3") for recipe in RECIPES | MORE), *(("vit", one) for one in ONCE)],
+)
 def test_same_plans_same_outputs(family, recipe):
     model, images = build(family).to(DEVICE), pictures(3).to(DEVICE)
-    chosen = (RECIPES | MORE)[recipe](model, images)
+    chosen = (RECIPES | MORE | ONCE)[recipe](model, images)
     with torch.inference_mode():
         expected = adamerge.apply(model, chosen, "reference")(images)
         before = adamerge.trace(model)
@@ -168,10 +178,11 @@ def test_a_recipe_that_was_not_calibrated_is_refused_in_the_references_words(rec
 
 # Rows after the last image are not initialised, and the interpreter computes with numpy, which warns of overflows.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_counts_under_capture_stay_on_the_device():
+@pytest.mark.parametrize("recipe", ["adaptive", "sampling"])
+def test_counts_under_capture_stay_on_the_device(recipe):
     """Without asking for counts, arrays keep their length and the result is the same."""
     model, images = build("vit").to(DEVICE), pictures(3).to(DEVICE)
-    chosen = RECIPES["adaptive"](model, images)
+    chosen = (RECIPES | ONCE)[recipe](model, images)
     adamerge.apply(model, chosen, "packed")
     with_kernels(model)
     with torch.inference_mode():

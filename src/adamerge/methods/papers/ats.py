@@ -43,8 +43,7 @@ class Sampled:
             return no_links(salience)
         b, n = salience.shape
         position = torch.arange(n, device=salience.device).expand(b, n)
-        norm = evidence.values.norm(dim=-1)
-        score = salience * norm
+        score = salience * evidence.value_norms
         valid = evidence.valid
         if valid is not None:
             score = score.masked_fill(~valid, 0)

@@ -1,8 +1,10 @@
 """Random merging: the baseline that every method should beat."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.core.budget import Fixed
@@ -15,6 +17,26 @@ from adamerge.core.salience import Uniform
 from adamerge.core.types import PerToken
 
 
+def _draws(seed: int, like: PerToken) -> Float[Tensor, "2 n"]:
+    """Two numbers for each token of an image, on the device of `like`: the same on every device.
+
+    They are drawn on the CPU.  A copy to the device cannot be part of a CUDA graph, so they are copied once and kept.
+    """
+    traced = torch.compiler.is_compiling() or type(like) is not Tensor
+    return (_draw if traced else _kept_draw)(seed, like.shape[1], like.device, like.dtype)
+
+
+def _draw(seed: int, n: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "2 n"]:
+    return torch.rand(2, n, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
+
+
+@cache
+def _kept_draw(seed: int, n: int, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "2 n"]:
+    """The same; never dropped, because CUDA graphs go on reading them.  A layer's draws are a few kilobytes."""
+    with torch.inference_mode(False):
+        return _draw(seed, n, device, dtype)
+
+
 @part
 @dataclass(frozen=True)
 class AtRandom:
@@ -25,8 +47,7 @@ class AtRandom:
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         b, n = salience.shape
         sides = Alternating()(evidence)
-        generator = torch.Generator().manual_seed(self.seed * 1009 + evidence.layer)
-        draw = torch.rand(2, n, generator=generator).to(salience)
+        draw = _draws(self.seed * 1009 + evidence.layer, salience)
         targets = sides.target_valid.sum(1, keepdim=True).clamp_min(1)
         which = (draw[1] * targets).long().minimum(targets - 1)
         partner = (2 * which + 1).clamp_max(n - 1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
-from adamerge.core.combine import Drop, KeepNorm
+from adamerge.core.combine import Combine, Drop, KeepNorm
 from adamerge.core.decision import Decision
 from adamerge.core.evidence import Evidence
 from adamerge.core.parts import part
@@ -21,9 +21,15 @@ class DropThenKeepNorm:
 
     until: float = 0.5
 
+    @property
+    def parts(self) -> tuple[Combine, ...]:
+        return Drop(), KeepNorm()
+
+    def at(self, layer: int, depth: int) -> Combine:
+        return Drop() if layer < self.until * depth else KeepNorm()
+
     def __call__(self, x: Features, decision: Decision, evidence: Evidence) -> Float[Tensor, "b m d"]:
-        early = evidence.layer < self.until * evidence.depth
-        return (Drop() if early else KeepNorm())(x, decision, evidence)
+        return self.at(evidence.layer, evidence.depth)(x, decision, evidence)
 
 
 def tofu(r: float, *, until: float = 0.5, proportional_attention: bool = True) -> Recipe:

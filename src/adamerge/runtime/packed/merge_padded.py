@@ -1,8 +1,9 @@
 """Merges all images of a packed batch at once, on copies that are padded to the longest image.
 
-The triton backend calls `merge_padded` for recipes that its kernels cannot decide.
+The triton backend calls `merge_padded` for recipes that combine tokens in a way that its kernels do not know.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +21,6 @@ from adamerge.core.types import Slots
 from adamerge.runtime.packed.layout import (
     Layout,
     Packed,
-    PackedHeads,
     PerRow,
     pad,
     ragged_layout,
@@ -49,7 +49,7 @@ def merge_padded(
     """
     layout = state.layout
     with stage("decide"):
-        evidence = build_evidence(state, recipe, depth, heads)
+        evidence = build_evidence(state, depth, None if heads is None else padded_heads(state, recipe, heads))
         with torch.autocast(state.x.device.type, enabled=False):
             decision = recipe.decide(evidence)
     plan = decision.plan
@@ -81,7 +81,7 @@ def merge_padded(
     )
 
 
-def build_evidence(state: PackedState, recipe: Recipe, depth: int, heads: PackedAttention | None) -> Evidence:
+def build_evidence(state: PackedState, depth: int, heads: Heads | None) -> Evidence:
     """The evidence for one merge, padded to the longest image.  Tokens, places and heads are padded when first read."""
     layout = state.layout
     return Evidence(
@@ -92,23 +92,24 @@ def build_evidence(state: PackedState, recipe: Recipe, depth: int, heads: Packed
         prefix=layout.prefix,
         class_token=state.class_token,
         count=None if layout.uniform else layout.patches.long(),
-        heads=None if heads is None else _padded_heads(state, recipe, *heads),
+        heads=heads,
         place=deferred(lambda: _places(state)),
         patches=state.history.shape[1],
     )
 
 
-def _padded_heads(
-    state: PackedState, recipe: Recipe, query: PackedHeads, key: PackedHeads, value: PackedHeads, scale: float
+def padded_heads(
+    state: PackedState, recipe: Recipe, attention: PackedAttention, make: Callable[..., Heads] = Heads
 ) -> Heads:
     """Queries, keys and values of all tokens, `(b, longest, heads, k)`; each array is padded when first read."""
+    query, key, value, scale = attention
     all_tokens = replace(state.layout, prefix=0)
-    return Heads(
+    return make(
         query=deferred(lambda: pad(query, all_tokens, all_tokens.longest)),
         key=deferred(lambda: pad(key, all_tokens, all_tokens.longest)),
         value=deferred(lambda: pad(value, all_tokens, all_tokens.longest)),
         scale=scale,
-        bias=_bias(state, recipe, all_tokens),
+        bias=deferred(lambda: _bias(state, recipe, all_tokens)),
     )
 
 

@@ -20,6 +20,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime.block_view import NormParams, PlainView, RotaryView, View
 from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, RowSlots
+from adamerge.runtime.packed.merge_each import PackedAttention
 from adamerge.runtime.packed.merge_padded import merge_padded
 from adamerge.runtime.packed.state import PackedState, pack, pack_rows, unpack
 from adamerge.runtime.profiling import stage
@@ -28,14 +29,14 @@ from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
 from adamerge.runtime.triton.join_params import join_params
 from adamerge.runtime.triton.kernels.attention import attend
-from adamerge.runtime.triton.kernels.choice import Choice
-from adamerge.runtime.triton.kernels.received_attention import received_attention
+from adamerge.runtime.triton.kernels.choice import Choice, Entropy, Length
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.kernels.rotate import rotate, token_places
 from adamerge.runtime.triton.kernels.unfold import unfold
-from adamerge.runtime.triton.lowering import Lowered, NotLowered, lower
+from adamerge.runtime.triton.lowering import Lowered, NotLowered, known_combine, length_at, lower
 from adamerge.runtime.triton.merging import MergeDecider, carry_out, without_merge
 from adamerge.runtime.triton.readback import Readback, capturing
+from adamerge.runtime.triton.reference_choice import choose_by_reference
 from adamerge.runtime.triton.side_stream import SideStream
 from adamerge.runtime.triton.weight_casts import cast_params
 
@@ -88,8 +89,8 @@ class TritonForward:
 
     def __init__(self, backend: TritonBackend, state: PackedState, autocast: torch.dtype | None = None):
         self.backend, self.state, self.autocast = backend, state, autocast
-        self.captured, lowered = backend.is_capturing(state.x), backend.lowered
-        self.gemm = GemmDispatch(self.captured and isinstance(lowered, Lowered) and lowered.budget.ragged)
+        self.captured = backend.is_capturing(state.x)
+        self.gemm = GemmDispatch(self.captured and backend.recipe.ragged)
         params = join_params([view.params() if isinstance(view, PlainView) else None for view in backend.views])
         self.params = params if autocast is None else cast_params(params, autocast)
         # Rotary tables of the block that runs now, and the places of tokens with the history that they come from.
@@ -140,8 +141,10 @@ class TritonForward:
 
     def _reference_merge_then_attention(self, layer: int) -> PackedState:
         """A merge that the reference decides, then attention."""
-        self.state = merge_padded(self._take_state(), self.backend.recipe, len(self.backend.views))
-        return self._attention(layer)
+        state, params = self._take_state(), self.params[layer]
+        self.state, readback = self._merge_by_reference(state, None, None, None if params is None else params.norm1)
+        del state
+        return self._attention(layer, readback)
 
     def _attention_then_reference_merge(self, layer: int) -> PackedState:
         """Attention, then a merge that the reference decides: it may use all queries, keys and values."""
@@ -153,8 +156,22 @@ class TritonForward:
             attended = attend(query, key, value, state.layout, scale, logs)
         with stage("project"):
             state, branch, gamma, norm = self._project(state, layer, attended)
-            state = self.gemm.sum(state, branch, gamma, norm, compared=False)
-        return merge_padded(state, self.backend.recipe, len(self.backend.views), (query, key, value, scale))
+            state = self.gemm.sum(state, branch, gamma, None, compared=False)
+        state, readback = self._merge_by_reference(state, (query, key, value, scale), logs, norm)
+        return state if readback is None else readback.cut(state)
+
+    def _merge_by_reference(
+        self, state: PackedState, attention: PackedAttention | None, logs: PerRow | None, norm: NormParams | None
+    ) -> tuple[PackedState, Readback | None]:
+        """Merge as the recipe's own parts decide, by the merge kernel if it knows how the recipe combines tokens."""
+        recipe, depth = self.backend.recipe, len(self.backend.views)
+        if not known_combine(recipe.combine):
+            return merge_padded(state, recipe, depth, attention), None
+        with stage("decide"):
+            choice, merges = choose_by_reference(state, recipe, depth, attention, logs)
+            readback = Readback(choice.count, state.layout, merges, wait=not self.captured)
+        with stage("merge"):
+            return carry_out(state, choice, length_at(recipe.combine, state.layer, depth), norm=norm), readback
 
     def _merge_then_attention(self, layer: int, lowered: Lowered) -> PackedState:
         """A merge that kernels decide, then attention.  The counts are read back while the first GEMM runs."""
@@ -164,7 +181,7 @@ class TritonForward:
         with stage("merge"):
             params = self.params[layer]
             norm = None if params is None else params.norm1
-            self.state = carry_out(state, choice, lowered.keep_length, norm=norm)
+            self.state = carry_out(state, choice, self._length(layer, lowered), norm=norm)
         del state
         return self._attention(layer, readback)
 
@@ -182,14 +199,14 @@ class TritonForward:
         side, decided = SideStream(state.x), None
         with stage("decide"), side:
             attention = decider.class_attention(query, key, state.layout, scale, logs)
-            if lowered.by_keys and lowered.attention_from != "all tokens":
+            if lowered.by_keys and not decider.reads_all_weights:
                 decided = self._decide(state, layer, key, attention)
         with stage("attention"):
-            log_sums = _room_for_log_sums(query) if lowered.attention_from == "all tokens" else None
+            log_sums = _room_for_log_sums(query) if decider.reads_all_weights else None
             attended = attend(query, key, value, state.layout, scale, logs, log_sums)
         if log_sums is not None:
             with stage("decide"):
-                attention = received_attention(query, key, log_sums, state.layout, scale, logs)
+                attention = decider.salience_of_all_weights(query, key, log_sums, state.layout, scale, logs)
                 decided = self._decide(state, layer, key, attention) if lowered.by_keys else None
         read_aside = (query, key) if side.active else None
         del query, key, value
@@ -205,14 +222,18 @@ class TritonForward:
                 decided = self._decide(state, layer, None, attention)
         with stage("merge"):
             choice, readback = decided
-            return readback.cut(carry_out(state, choice, lowered.keep_length, branch, gamma, norm))
+            return readback.cut(carry_out(state, choice, self._length(layer, lowered), branch, gamma, norm))
+
+    def _length(self, layer: int, lowered: Lowered) -> Length | None:
+        """The length of merged tokens at a layer, where it is not that of the average."""
+        return length_at(lowered.combine, layer, len(self.backend.views))
 
     def _decide(
         self,
         state: PackedState,
         layer: int,
         key: PackedHeads | None = None,
-        attention: Float[Tensor, "heads total"] | None = None,
+        attention: Entropy | Float[Tensor, "heads total"] | None = None,
     ) -> tuple[Choice, Readback]:
         """Decide a merge with kernels, and begin to read its counts back."""
         decider = self.backend.decider

@@ -1,13 +1,24 @@
 """Lowers a recipe to the options of the decision kernels, where they can decide it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore
-from adamerge.core.combine import Average, BySalience, BySalienceAndSize, BySize, Drop, MeanNorm
+from adamerge.core.combine import (
+    Average,
+    BySalience,
+    BySalienceAndSize,
+    BySize,
+    Combine,
+    Drop,
+    KeepNorm,
+    MeanNorm,
+    part_at,
+    parts_of,
+)
 from adamerge.core.layer_numbers import calibrated
 from adamerge.core.match import (
     Alternating,
@@ -22,8 +33,8 @@ from adamerge.core.match import (
     Tokens,
 )
 from adamerge.core.recipe import Recipe
-from adamerge.core.salience import Affinity, AttentionShare, Centrality, ClassShare, Uniform
-from adamerge.runtime.triton.kernels.choice import Policy, Score, Weigh
+from adamerge.core.salience import Affinity, AttentionShare, Centrality, ClassShare, Sharpness, Uniform
+from adamerge.runtime.triton.kernels.choice import Length, Policy, Score, Weigh
 from adamerge.runtime.triton.kernels.match import Split
 
 SCORES: dict[type, Score] = {
@@ -34,8 +45,16 @@ SCORES: dict[type, Score] = {
 }
 WEIGHTS: dict[type, Weigh] = {BySalience: "salience", BySize: "size", BySalienceAndSize: "salience_size"}
 
-AttentionFrom = Literal["class token", "all tokens"]
-ATTENTION_FROM: dict[type, AttentionFrom] = {ClassShare: "class token", AttentionShare: "all tokens"}
+# The combine parts that the merge kernel knows, with the length of a merged token.
+LENGTHS: dict[type, Length | None] = {Average: None, Drop: None, MeanNorm: "mean", KeepNorm: "largest"}
+
+# Whose attention is the salience: the class token's, that of all tokens, or each token's own by its entropy.
+AttentionFrom = Literal["class token", "all tokens", "entropy"]
+ATTENTION_FROM: dict[type, AttentionFrom] = {
+    ClassShare: "class token",
+    AttentionShare: "all tokens",
+    Sharpness: "entropy",
+}
 
 
 @dataclass(frozen=True)
@@ -43,17 +62,20 @@ class Lowered:
     """The options of the decision kernels for a recipe.
 
     `affinity` gives salience and similarity at once.  Where it is None, `attention_from` says whose attention is the
-    salience: that of the class token, of all tokens, or none (all tokens are equal).  `by_keys` says whether keys are
-    compared or tokens.
-    `keep_length` gives a merged token the mean length of its members.
+    salience; None if all tokens are equal.  `by_keys` says whether keys are compared or tokens.
     """
 
     affinity: Affinity | None
     attention_from: AttentionFrom | None
     by_keys: bool
     policy: Policy
-    keep_length: bool
+    combine: Combine
     budget: Fixed | ZScore | Threshold
+
+    def policy_at(self, layer: int, depth: int) -> Policy:
+        """The options of the decision at a layer."""
+        dropped = isinstance(part_at(self.combine, layer, depth), Drop)
+        return replace(self.policy, weigh="keep") if dropped else self.policy
 
     def known_merges(self, layer: int, depth: int, patches: int) -> int | None:
         """How many merges every image of `patches` tokens gets at a layer; None where that depends on the image."""
@@ -87,6 +109,16 @@ def lower(recipe: Recipe, prefix: int, class_token: bool) -> Lowered | NotLowere
     return _lower_known(recipe, prefix) if reason is None else NotLowered(reason)
 
 
+def known_combine(combine: Combine) -> bool:
+    """Whether the merge kernel can combine so at every layer."""
+    return all(type(each) in LENGTHS for each in parts_of(combine))
+
+
+def length_at(combine: Combine, layer: int, depth: int) -> Length | None:
+    """The length that the merge kernel gives to a merged token at a layer; None for that of the average."""
+    return LENGTHS[type(part_at(combine, layer, depth))]
+
+
 def _unknown_part(recipe: Recipe, class_token: bool) -> str | None:
     """The first part of a recipe that the kernels do not know."""
     links = recipe.links
@@ -100,12 +132,12 @@ def _unknown_part(recipe: Recipe, class_token: bool) -> str | None:
         return f"score {type(links.score).__name__}"
     if type(recipe.budget) not in (Fixed, ZScore, Threshold):
         return f"budget {type(recipe.budget).__name__}"
-    if type(recipe.combine) not in (Average, Drop, MeanNorm):
+    if not known_combine(recipe.combine):
         return f"combine {type(recipe.combine).__name__}"
     if type(recipe.combine) is not Drop and type(recipe.weight) not in WEIGHTS:
         return f"weight {type(recipe.weight).__name__}"
     salience, metric = type(recipe.salience), type(links.metric)
-    known = (Uniform, AttentionShare, ClassShare) if class_token else (Uniform, AttentionShare)
+    known = {Uniform, *ATTENTION_FROM} - (set() if class_token else {ClassShare})
     together = salience is Centrality and metric is Tokens and recipe.site == "before_block"
     apart = salience in known and metric in (Keys, Tokens) and recipe.site == "after_attention"
     if not together and not apart:
@@ -121,7 +153,7 @@ def _lower_known(recipe: Recipe, prefix: int) -> Lowered:
         split=Split(isinstance(links.split, Alternating), prefix % 2 if counted else 0, half=counted),
         score=SCORES[type(links.score)],
         strength=links.score.strength if isinstance(links.score, Protect) else 0.0,
-        weigh="keep" if isinstance(recipe.combine, Drop) else WEIGHTS[type(recipe.weight)],
+        weigh=WEIGHTS.get(type(recipe.weight), "keep"),
         sources_first=recipe.order == "sources_first",
     )
     return Lowered(
@@ -129,6 +161,6 @@ def _lower_known(recipe: Recipe, prefix: int) -> Lowered:
         attention_from=ATTENTION_FROM.get(type(recipe.salience)),
         by_keys=isinstance(links.metric, Keys),
         policy=policy,
-        keep_length=isinstance(recipe.combine, MeanNorm),
+        combine=recipe.combine,
         budget=recipe.budget,  # pyright: ignore[reportArgumentType]
     )

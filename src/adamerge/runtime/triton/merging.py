@@ -14,12 +14,14 @@ from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.trace import LayerTrace
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.kernels.affinity import affinity
-from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Rule
+from adamerge.runtime.triton.kernels.attention_entropy import attention_entropy
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Length, Rule
 from adamerge.runtime.triton.kernels.class_attention import class_attention
 from adamerge.runtime.triton.kernels.decide import decide
 from adamerge.runtime.triton.kernels.match import match
 from adamerge.runtime.triton.kernels.mean_key_unit import mean_key_unit
 from adamerge.runtime.triton.kernels.merge import merge
+from adamerge.runtime.triton.kernels.received_attention import received_attention
 from adamerge.runtime.triton.kernels.residual import add
 from adamerge.runtime.triton.lowering import Lowered
 
@@ -38,13 +40,32 @@ class MergeDecider:
         wanted = self.lowered.attention_from == "class token"
         return class_attention(query, key, layout, scale, logs) if wanted else None
 
+    @property
+    def reads_all_weights(self) -> bool:
+        """Whether the salience is made of the attention of all tokens, so that attention has to leave its sums."""
+        return self.lowered.attention_from in ("all tokens", "entropy")
+
+    def salience_of_all_weights(
+        self,
+        query: PackedHeads,
+        key: PackedHeads,
+        log_sums: Float[Tensor, "heads total"],
+        layout: Layout,
+        scale: float,
+        logs: PerRow | None,
+    ) -> Entropy | Float[Tensor, "heads total"]:
+        """What the salience is made of: the attention that tokens receive, or the entropy of what they give."""
+        if self.lowered.attention_from == "entropy":
+            return Entropy(attention_entropy(query, key, log_sums, layout, scale, logs))
+        return received_attention(query, key, log_sums, layout, scale, logs)
+
     def decide(
         self,
         state: PackedState,
         layer: int,
         gemm: GemmDispatch,
         key: PackedHeads | None = None,
-        attention: Float[Tensor, "heads total"] | None = None,
+        attention: Entropy | Float[Tensor, "heads total"] | None = None,
     ) -> Choice:
         """Decide the merges of a layer, by the attention keys where they are given, else by the tokens."""
         lowered, layout, inverse = self.lowered, state.layout, state.inverse
@@ -58,8 +79,8 @@ class MergeDecider:
             if inverse is None:
                 inverse = add(state.x, None, inverse=True, counted=gemm.row_count_if_many(state))[2]
             value, partner = match(state.x, layout, split, inverse=inverse)
-        rule = self._rule(layer, layout)
-        return decide(value, partner, state.size, state.history, layout, lowered.policy, rule, salience)
+        rule, policy = self._rule(layer, layout), lowered.policy_at(layer, self.depth)
+        return decide(value, partner, state.size, state.history, layout, policy, rule, salience)
 
     def _rule(self, layer: int, layout: Layout) -> Rule:
         """The count rule of a layer, with its calibrated numbers on the device."""
@@ -77,14 +98,14 @@ class MergeDecider:
 def carry_out(
     state: PackedState,
     choice: Choice,
-    keep_length: bool,
+    length: Length | None,
     branch: Packed | None = None,
     gamma: Float[Tensor, " d"] | None = None,
     norm: NormParams | None = None,
 ) -> PackedState:
     """Merge `x + gamma * branch` as chosen.  The arrays keep their length until the counts are read back."""
     x, normed, size, logs, offsets = merge(
-        state.x, state.size, state.layout, choice, branch=branch, gamma=gamma, norm=norm, keep_length=keep_length
+        state.x, state.size, state.layout, choice, branch=branch, gamma=gamma, norm=norm, length=length
     )
     layout = replace(state.layout, offsets=offsets, uniform=False)
     return replace(

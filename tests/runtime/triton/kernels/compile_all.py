@@ -11,6 +11,7 @@ from adamerge.runtime.triton.kernels import (
     affinity_one_program,
     affinity_row_resident,
     attention,
+    attention_entropy,
     class_attention,
     decide,
     embed,
@@ -21,6 +22,7 @@ from adamerge.runtime.triton.kernels import (
     received_attention,
     residual,
     rotate,
+    select,
     unfold,
 )
 
@@ -99,6 +101,21 @@ build(
     received_attention._received, typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
     HEADS=16, DIM=72, DIMS=128, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
 )  # fmt: skip
+build(
+    attention_entropy._entropy,
+    typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
+    HEADS=12, DIM=64, DIMS=64, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
+)  # fmt: skip
+for counted in (True, False):
+    build(
+        select._select,
+        typed(
+            FLOAT="value padded_salience padded_weight weight salience redundancy",
+            INT="offsets old_history slot gone goal origin count history",
+        )
+        | {"partner": "*i64", "source": "*i8", "merges": "*i64"},
+        COUNTED=counted, KEEP=counted, SOURCES_FIRST=True, TOKENS=256, RIVALS=32, PATCHES=256,
+    )  # fmt: skip
 for features, width, scaled in (("*fp16", 64, False), ("*bf16", 768, True)):
     build(
         match._match, typed(FLOAT="inverse value", INT="partner offsets") | {"features": features}, WIDTH=width,
@@ -109,6 +126,7 @@ for salience, score, rule in (
     (decide.SALIENCE_ATTENTION, decide.SCORE_PROTECT, decide.RULE_ZSCORE),
     (decide.SALIENCE_ATTENTION, decide.SCORE_PROTECT, decide.RULE_THRESHOLD),
     (decide.SALIENCE_UNIFORM, decide.SCORE_SIMILARITY, decide.RULE_FIXED),
+    (decide.SALIENCE_SHARPNESS, decide.SCORE_SIMILARITY, decide.RULE_FIXED),
 ):
     build(
         decide._decide,
@@ -129,7 +147,8 @@ for stream in ("HALF", "FLOAT"):
             HALF="branch normed", INT="gone goal origin count offsets new_offsets",
             FLOAT="weight size new_size new_logs",
         )
-        | {"eps": "fp32"}, warps=1, WIDTH=768, CHANNELS=1024, IMAGES=256, LENGTH=True, LIST=32, **NORMED,
+        | {"eps": "fp32"}, warps=1, WIDTH=768, CHANNELS=1024, IMAGES=256, LENGTH=merge.LENGTH_LARGEST.value, LIST=32,
+        **NORMED,
     )  # fmt: skip
     build(
         residual._add, typed(**{stream: "x y gamma weight bias"})

@@ -128,8 +128,8 @@ def test_plans_and_averages(recipe, name):
     assert torch.equal(choice.history.long(), plan.slot.gather(1, history.long()))
 
     branch, norm = noise(where.total, 96, seed=2), NormParams(noise(96, seed=3), None, 1e-6)
-    longer = isinstance(recipe.combine, MeanNorm)
-    y, normed, new_size, logs, offsets = merge(x, size, where, choice, branch=branch, norm=norm, keep_length=longer)
+    length = "mean" if isinstance(recipe.combine, MeanNorm) else None
+    y, normed, new_size, logs, offsets = merge(x, size, where, choice, branch=branch, norm=norm, length=length)
     after = replace(where, offsets=offsets, longest=plan.width + where.prefix)
     summed = x + branch
     patches = recipe.combine(pad(summed, where, where.most), decision, evidence)

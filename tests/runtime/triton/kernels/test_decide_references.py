@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout
-from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Policy, Rule
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
 from adamerge.runtime.triton.kernels.decide import decide
 from adamerge.runtime.triton.kernels.decide_reference import decide_reference
 from adamerge.runtime.triton.kernels.match import Split
@@ -25,6 +25,7 @@ CASES = {
     "last, threshold": (Policy(SPLITS[1], "last", weigh="salience_size"), (0.2,), "columns"),
     "protect, threshold": (Policy(SPLITS[2], "protect", 0.75, "salience", True), (-0.9,), "class"),
     "protect with strength 0, keep": (Policy(SPLITS[2], "protect", 0.0, "keep"), (-0.9,), "class"),
+    "sharpness, fixed": (Policy(SPLITS[2], weigh="salience_size"), Rule("fixed", 4), "entropy"),
     "more than there are": (Policy(SPLITS[0], weigh="keep"), Rule("fixed", 500), None),
 }
 
@@ -38,7 +39,7 @@ def decided(case: str, name: str, by: Callable[..., Choice] = decide) -> tuple[C
         numbers = torch.tensor(rule, dtype=torch.float64, device=DEVICE)
         rule = Rule("threshold" if len(rule) == 1 else "zscore", numbers=numbers)
     parts = noise(40, where.total, seed=2).abs()
-    given = {None: None, "class": parts[:3], "columns": ColumnSums(parts, 16)}[salience]
+    given = {None: None, "class": parts[:3], "columns": ColumnSums(parts, 16), "entropy": Entropy(parts[3])}[salience]
     history = torch.arange(where.most, device=DEVICE).minimum(where.patches[:, None] - 1).clamp_min(0).int()
     partner = partners(where, policy.split)
     choice = by(noise(where.total).tanh(), partner, size, history, where, policy, rule, given)
@@ -74,12 +75,14 @@ def test_decide(case, name):
 
 
 @pytest.mark.parametrize("name", ["one", "edges", "no prefix", "registers", "vit"])
-@pytest.mark.parametrize("case, keep_length", [("first, zscore", False), ("protect, threshold", True)])
-def test_merge(case, keep_length, name):
+@pytest.mark.parametrize(
+    "case, length", [("first, zscore", None), ("protect, threshold", "mean"), ("first, zscore", "largest")]
+)
+def test_merge(case, length, name):
     choice, size, where = decided(case, name)
     x, branch, gamma = noise(where.total, 48), noise(where.total, 48, seed=3), noise(48, seed=4)
     norm = NormParams(noise(48, seed=5), noise(48, seed=6), 1e-6)
-    options: dict[str, Any] = dict(branch=branch, gamma=gamma, norm=norm, keep_length=keep_length)
+    options: dict[str, Any] = dict(branch=branch, gamma=gamma, norm=norm, length=length)
     *found, offsets = merge(x, size, where, choice, **options)
     *expected, expected_offsets = merge_reference(x, size, where, choice, **options)
     assert torch.equal(offsets, expected_offsets)

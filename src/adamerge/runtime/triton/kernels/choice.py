@@ -12,6 +12,8 @@ from adamerge.runtime.triton.kernels.match import Split
 
 Score = Literal["similarity", "first", "last", "protect"]
 Weigh = Literal["salience", "size", "salience_size", "keep"]
+# The length of a merged token, where it is not that of the average.
+Length = Literal["mean", "largest"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class ColumnSums:
 
     parts: Float[Tensor, "parts total"]
     rows: int
+
+
+@dataclass(frozen=True)
+class Entropy:
+    """The entropy of each token's attention; decisions turn it into the sharpness of vid-TLDR."""
+
+    of_token: PerRow
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, PerRow, RowSlots
-from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Policy, Rule
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
 from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait, processors
 from adamerge.runtime.triton.kernels.match import source_at, source_count
 
 # The values of the kernel's constexpr SALIENCE, SCORE, WEIGHT and RULE.
-SALIENCE_UNIFORM, SALIENCE_AFFINITY, SALIENCE_ATTENTION = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+SALIENCE_UNIFORM, SALIENCE_AFFINITY = tl.constexpr(0), tl.constexpr(1)
+SALIENCE_ATTENTION, SALIENCE_SHARPNESS = tl.constexpr(2), tl.constexpr(3)
 SCORE_SIMILARITY, SCORE_FIRST = tl.constexpr(0), tl.constexpr(1)
 SCORE_LAST, SCORE_PROTECT = tl.constexpr(2), tl.constexpr(3)
 WEIGHT_SALIENCE, WEIGHT_SIZE = tl.constexpr(0), tl.constexpr(1)
@@ -40,7 +41,8 @@ def _salience(
     sums, base, place, n, rows, total,
     SALIENCE: tl.constexpr, PARTS: tl.constexpr, FLAT: tl.constexpr,
 ):  # fmt: skip
-    """The salience of each token: 1, column sums scaled to [0, 1], or the attention it gets, with a mean of 1."""
+    """The salience of each token: 1, column sums scaled to [0, 1], the attention it gets, with a mean of 1, or minus
+    the entropy of its own, scaled to [0, 1], and 0 below the mean."""
     there = place < n
     if SALIENCE == SALIENCE_UNIFORM:
         s = tl.where(there, 1.0, 0.0)
@@ -48,12 +50,17 @@ def _salience(
         part = tl.arange(0, PARTS)[:, None]
         given = (part < ((n + rows - 1) // rows if SALIENCE == SALIENCE_AFFINITY else rows)) & there[None, :]
         s = tl.sum(tl.load(sums + part.to(tl.int64) * total + base + place[None, :], mask=given, other=0.0), 0)
-    if SALIENCE == SALIENCE_AFFINITY:
+    if SALIENCE == SALIENCE_SHARPNESS:
+        s = -s
+    SCALED: tl.constexpr = (SALIENCE == SALIENCE_AFFINITY) | (SALIENCE == SALIENCE_SHARPNESS)
+    if SCALED:
         low = tl.min(tl.where(there, s, float("inf")), 0)
         high = tl.max(tl.where(there, s, float("-inf")), 0)
-        flat = high - low <= FLAT * tl.abs(high)
+        flat = high - low <= FLAT * tl.where(n > 0, tl.abs(high), 0.0)
         s = tl.where(flat, 1.0, (s - low) / tl.where(flat, 1.0, high - low))
         s = tl.where(there, s, 0.0)
+    if SALIENCE == SALIENCE_SHARPNESS:
+        s = tl.where(s < tl.sum(s, 0) / tl.maximum(n, 1), 0.0, s)
     if SALIENCE == SALIENCE_ATTENTION:
         s = s / rows
         average = tl.sum(s, 0) / tl.maximum(n, 1)
@@ -131,7 +138,7 @@ def _merged(
 
 @triton.jit
 @no_type_check
-def _new_place(kept, source, staying, sources, merges, SOURCES_FIRST: tl.constexpr):
+def new_place(kept, source, staying, sources, merges, SOURCES_FIRST: tl.constexpr):
     """The new place of each token that stays; `staying` counts those up to and including each place."""
     position = staying - 1
     if SOURCES_FIRST:
@@ -191,7 +198,7 @@ def _decide(
 
     kept = there & (merged == 0)
     staying = tl.cumsum(kept.to(tl.int32), 0)
-    position = _new_place(kept, source, staying, sources, merges, SOURCES_FIRST)
+    position = new_place(kept, source, staying, sources, merges, SOURCES_FIRST)
     goes = tl.where(merged, tl.gather(position, partners, 0), position)
     tl.store(slot + base + place, goes, mask=there)
     tl.store(origin + base + position, place, mask=kept)
@@ -214,12 +221,13 @@ def decide(
     layout: Layout,
     policy: Policy,
     rule: Rule,
-    salience: ColumnSums | Float[Tensor, "heads total"] | None = None,
+    salience: ColumnSums | Entropy | Float[Tensor, "heads total"] | None = None,
 ) -> Choice:
     """Decide a merge from each source's similarity `value` and `partner`.
 
     `salience` is the column sums of an affinity, scaled here to [0, 1], or the attention that each token gets, from the
-    class token or from all tokens, averaged here over heads and scaled to a mean of 1.  None stands for 1 everywhere.
+    class token or from all tokens, averaged here over heads and scaled to a mean of 1, or the entropy of each token's
+    own attention, which becomes its sharpness.  None stands for 1 everywhere.
     """
     total, images, device = len(value), layout.images, value.device
     places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
@@ -229,24 +237,32 @@ def decide(
     after = torch.empty_like(history)
     if images:
         split = policy.split
-        if isinstance(salience, ColumnSums):
-            kind, parts, rows = SALIENCE_AFFINITY, salience.parts, salience.rows
-        elif salience is None:
-            kind, parts, rows = SALIENCE_UNIFORM, None, 1
-        else:
-            kind, parts, rows = SALIENCE_ATTENTION, salience, len(salience)
+        kind, parts, rows, flat = _salience_options(salience)
         tokens, patches = next_pow2(layout.longest - layout.prefix), history.shape[1]
         _decide[(images,)](
             parts, value, partner, size, rule.numbers, layout.offsets, history,
             *places, count, weight, scaled, redundancy, after,
             total, layout.prefix, rows, rule.r, policy.strength, patches,
-            SALIENCE=kind.value, SCORE=SCORES[policy.score].value, WEIGHT=WEIGHTS[policy.weigh].value,
+            SALIENCE=kind, SCORE=SCORES[policy.score].value, WEIGHT=WEIGHTS[policy.weigh].value,
             RULE=RULES[rule.kind].value,
             ALTERNATING=split.alternating, FIRST=split.first, HALF=split.half, SOURCES_FIRST=policy.sources_first,
             TOKENS=tokens, RIVALS=min(32, tokens // 2), PATCHES=next_pow2(patches),
-            PARTS=1 if parts is None else next_pow2(len(parts), 1), FLAT=FLAT,
+            PARTS=1 if parts is None else next_pow2(len(parts), 1), FLAT=flat,
             # With few images most processors are idle, so each program gets more warps.
             num_warps=4 if tokens <= 512 and images >= processors(device) else 8,
             **pdl_options(value),
         )  # fmt: skip
     return Choice(*places, count, weight, scaled, redundancy, after)
+
+
+def _salience_options(
+    salience: ColumnSums | Entropy | Float[Tensor, "heads total"] | None,
+) -> tuple[int, Tensor | None, int, float]:
+    """The kernel's SALIENCE, the array it reads, the number of its rows, and the range that counts as equal."""
+    if isinstance(salience, ColumnSums):
+        return SALIENCE_AFFINITY.value, salience.parts, salience.rows, FLAT
+    if isinstance(salience, Entropy):
+        return SALIENCE_SHARPNESS.value, salience.of_token[None], 1, 0.0
+    if salience is None:
+        return SALIENCE_UNIFORM.value, None, 1, FLAT
+    return SALIENCE_ATTENTION.value, salience, len(salience), FLAT

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, PerRow, RowSlots
-from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Policy, Rule
+from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
 from adamerge.runtime.triton.kernels.decide import FLAT
 
 
@@ -20,7 +20,7 @@ def decide_reference(
     layout: Layout,
     policy: Policy,
     rule: Rule,
-    salience: ColumnSums | Float[Tensor, "heads total"] | None = None,
+    salience: ColumnSums | Entropy | Float[Tensor, "heads total"] | None = None,
 ) -> Choice:
     """As `decide`; entries that it leaves undefined are 0.  The history of an image without patches is -1."""
     slot, gone, goal, origin = value.new_zeros((4, len(value)), dtype=torch.int32).unbind()
@@ -53,8 +53,8 @@ def decide_reference(
     return Choice(slot, gone, goal, origin, count, weight, scaled, redundancy, after)
 
 
-def _salience(given: ColumnSums | Tensor | None, at: slice, value: PerRow) -> Tensor:
-    """The salience of an image's tokens: 1, column sums scaled to [0, 1], or the attention they get, of mean 1."""
+def _salience(given: ColumnSums | Entropy | Tensor | None, at: slice, value: PerRow) -> Tensor:
+    """The salience of an image's tokens: 1, column sums scaled to [0, 1], the attention they get, or its sharpness."""
     ones = torch.ones_like(value[at])
     if given is None or not len(ones):
         return ones
@@ -62,6 +62,10 @@ def _salience(given: ColumnSums | Tensor | None, at: slice, value: PerRow) -> Te
         s = given.parts[: -(-len(ones) // given.rows), at].sum(0)
         low, high = s.min(), s.max()
         return ones if high - low <= FLAT * high.abs() else (s - low) / (high - low)
+    if isinstance(given, Entropy):
+        s = -given.of_token[at]
+        s = ones if s.max() == s.min() else (s - s.min()) / (s.max() - s.min())
+        return torch.where(s < s.mean(), 0, s)
     s = given[:, at].mean(0)
     return s / s.mean() if s.mean() > 0 else ones
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, Packed, PerRow, ragged_layout
-from adamerge.runtime.triton.kernels.choice import Choice
+from adamerge.runtime.triton.kernels.choice import Choice, Length
 from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
 from adamerge.runtime.triton.kernels.residual import (
     add_reference,
@@ -27,6 +27,10 @@ from adamerge.runtime.triton.kernels.residual import (
 
 # The smallest normal number of float32.
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+
+# The values of the kernel's constexpr LENGTH.
+LENGTH_OF_MEAN, LENGTH_MEAN, LENGTH_LARGEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+LENGTHS = {None: LENGTH_OF_MEAN, "mean": LENGTH_MEAN, "largest": LENGTH_LARGEST}
 
 
 @triton.jit
@@ -68,7 +72,7 @@ def _added(
     entry, token, arrives, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch, channel,
     inside, mean, length, BRANCH: tl.constexpr, GAMMA: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Mean and mean length with the tokens of a piece that arrive added to them, in order."""
+    """Mean and mean or largest length with the tokens of a piece that arrive added to them, in order."""
     waiting = tl.where(arrives, entry, merged)
     next_ = tl.min(waiting, 0)
     while next_ < merged:
@@ -76,8 +80,10 @@ def _added(
         other = _row(x, branch, gamma, at, stride_x, stride_branch, channel, inside, BRANCH, GAMMA)
         share = tl.where(plain, 1.0, tl.load(weight + at)) / divisor
         mean += share * other
-        if LENGTH:
+        if LENGTH == LENGTH_MEAN:
             length += share * tl.sqrt(tl.sum(other * other))
+        if LENGTH == LENGTH_LARGEST:
+            length = tl.maximum(length, tl.sqrt(tl.sum(other * other)))
         waiting = tl.where(entry == next_, merged, waiting)
         next_ = tl.min(waiting, 0)
     return mean, length
@@ -95,7 +101,11 @@ def _average(
     divisor = tl.where(plain, members.to(tl.float32), total)
     share = tl.where(plain, 1.0, alone) / divisor
     mean = own * share
-    length = tl.sqrt(tl.sum(own * own)) * share if LENGTH else share
+    length = share
+    if LENGTH == LENGTH_MEAN:
+        length = tl.sqrt(tl.sum(own * own)) * share
+    if LENGTH == LENGTH_LARGEST:
+        length = tl.sqrt(tl.sum(own * own))
     mean, length = _added(
         entry, token, arrives, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch,
         channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
@@ -106,7 +116,7 @@ def _average(
             later, moved, here, merged, plain, divisor, x, branch, gamma, weight, base, stride_x, stride_branch,
             channel, inside, mean, length, BRANCH, GAMMA, LENGTH,
         )  # fmt: skip
-    if LENGTH:
+    if LENGTH != LENGTH_OF_MEAN:
         factor = length / tl.maximum(tl.sqrt(tl.sum(mean * mean)), SMALLEST_NORMAL)
         # A mean of length 0 has no direction and stays as it is.
         mean *= tl.where(tl.abs(factor) < float("inf"), factor, 1.0)
@@ -188,13 +198,13 @@ def merge(
     branch: Packed | None = None,
     gamma: Float[Tensor, " d"] | None = None,
     norm: NormParams | None = None,
-    keep_length: bool = False,
+    length: Length | None = None,
 ) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, " bounds"]]:
     """The merged tokens of `x + gamma * branch`, their layer norm if asked for, their sizes, the base-2 logarithms of
     these, and the new offsets.
 
-    `keep_length` gives a merged token the mean length of its members.  The arrays are as long as before, because the
-    device alone knows the new counts; rows behind the last image are left unwritten.
+    `length` gives a merged token the mean or the largest length of its members.  The arrays are as long as before,
+    because the device alone knows the new counts; rows behind the last image are left unwritten.
     """
     total, width = x.shape
     y = torch.empty((total, width), dtype=sum_dtype(x, branch, gamma), device=x.device)
@@ -211,7 +221,7 @@ def merge(
         0 if branch is None else branch.stride(0), WIDTH=width, CHANNELS=channels,
         IMAGES=next_pow2(layout.images), BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
-        LENGTH=keep_length, LIST=32, num_warps=max(1, channels // 1024),
+        LENGTH=LENGTHS[length].value, LIST=32, num_warps=max(1, channels // 1024),
         **pdl_options(x),
     )  # fmt: skip
     return y, normed, new_size, logs, offsets
@@ -226,7 +236,7 @@ def merge_reference(
     branch: Packed | None = None,
     gamma: Float[Tensor, " d"] | None = None,
     norm: NormParams | None = None,
-    keep_length: bool = False,
+    length: Length | None = None,
 ) -> tuple[Packed, Packed | None, PerRow, PerRow, Int[Tensor, " bounds"]]:
     """The same in plain torch, one token at a time; rows behind the last image are 0."""
     x, prefix = add_reference(x, branch, gamma=gamma)[0], layout.prefix
@@ -236,18 +246,19 @@ def merge_reference(
         y[first : first + prefix], new_size[first : first + prefix] = (a[begin : begin + prefix] for a in (x, size))
         for place in range(last - first - prefix):
             members = begin + prefix + (choice.slot[begin + prefix : end] == place).nonzero()[:, 0]
-            y[first + prefix + place] = _average_reference(x[members].float(), choice.weight[members], keep_length)
+            y[first + prefix + place] = _average_reference(x[members].float(), choice.weight[members], length)
             new_size[first + prefix + place] = size[members].sum()
     return y, add_reference(y, None, norm=norm)[1], new_size, new_size.log2(), offsets
 
 
-def _average_reference(tokens: Packed, weight: PerRow, keep_length: bool) -> Float[Tensor, " d"]:
+def _average_reference(tokens: Packed, weight: PerRow, length: Length | None) -> Float[Tensor, " d"]:
     if len(tokens) == 1:
         return tokens[0]
     weight = weight if weight.sum() != 0 else torch.ones_like(weight)
     share = weight / weight.sum()
     mean = share @ tokens
-    if not keep_length:
+    if length is None:
         return mean
-    factor = share @ tokens.norm(dim=1) / mean.norm().clamp_min(SMALLEST_NORMAL.value)
+    wanted = share @ tokens.norm(dim=1) if length == "mean" else tokens.norm(dim=1).amax()
+    factor = wanted / mean.norm().clamp_min(SMALLEST_NORMAL.value)
     return mean * factor if factor.isfinite() else mean

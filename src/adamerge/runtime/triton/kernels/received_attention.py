@@ -19,7 +19,7 @@ from adamerge.runtime.triton.kernels.launch import LOG2E, blocks, next_pow2, pdl
 
 @triton.jit
 @no_type_check
-def _rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
+def head_rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
     """A tile of queries or keys of a head; 0 beyond the last token and beyond the head's width."""
     inside = (row < n)[:, None] & (channel < DIM)[None, :]
     return tl.load(side + first + row[:, None] * row_stride + channel[None, :], mask=inside, other=0.0)
@@ -46,14 +46,14 @@ def _received(
     column = block * KEYS + tl.arange(0, KEYS)
     first = begin.to(tl.int64) * row_stride + head * head_stride
     here = head.to(tl.int64) * total + begin
-    k = _rows(key, first, column, n, channel, row_stride, DIM)
+    k = head_rows(key, first, column, n, channel, row_stride, DIM)
     bias = tl.zeros([KEYS], tl.float32)
     if SIZED:
         bias += tl.load(logs + begin + column, mask=column < n, other=0.0)
     sum_ = tl.zeros([KEYS], tl.float32)
     for start in range(0, n, QUERIES):
         row = start + tl.arange(0, QUERIES)
-        q = _rows(query, first, row, n, channel, row_stride, DIM)
+        q = head_rows(query, first, row, n, channel, row_stride, DIM)
         # Beyond the last query the weight is exp2(-inf).
         log_sum = tl.load(log_sums + here + row, mask=row < n, other=float("inf"))
         scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale + bias[:, None]
