@@ -49,7 +49,7 @@ def choice(slot: list[int], counts: list[int], weight: list[float]) -> Choice:
         gone += away + [0] * (4 - len(away))
         goal += [mine[i] for i in away] + [0] * (4 - len(away))
         origin += first + [0] * (4 - count)
-    whole = (torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (slot, gone, goal, origin))
+    whole = [torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (slot, gone, goal, origin)]
     weights = torch.tensor(weight, device=DEVICE)
     number = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
     nothing = torch.zeros(len(counts), device=DEVICE)
@@ -75,7 +75,7 @@ def test_the_mean_of_opposite_tokens_is_zero_and_not_nan(length):
     x = torch.zeros(4, 32, device=DEVICE)
     x[:, 0] = torch.tensor([length, 1.0, -length, 3.0])
     made = choice([0, 1, 0, 2], [3], [1.0] * 4)
-    y = merge(x, torch.ones(4, device=DEVICE), where, made, keep_length=True)[0]
+    y = merge(x, torch.ones(4, device=DEVICE), where, made, length="mean")[0]
     assert y[:3, 0].tolist() == [0.0, 1.0, 3.0] and not y[:3].isnan().any()
 
 
