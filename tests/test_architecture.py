@@ -67,7 +67,7 @@ LIBRARIES: dict[str, set[str]] = {
     "timing": {"torch"},
     "digest": {"torch"},
     "runtime": {"torch", "jaxtyping"},
-    "runtime.packed": {"torch", "jaxtyping"},
+    "runtime.packed": {"torch", "jaxtyping", "numpy"},
     "runtime.triton": {"torch", "jaxtyping", "triton"},
     "hosts": {"torch", "jaxtyping"},
     "data": {"torch", "jaxtyping", "timm", "torchvision"},

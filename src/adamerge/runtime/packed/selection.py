@@ -1,12 +1,11 @@
-"""Which links of packed tokens merge, on a CPU."""
+"""Which links of packed tokens merge, on a CPU.  In NumPy: these arrays are so small that the calls take the time."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from jaxtyping import Bool
-from torch import Tensor
 
 from adamerge.core.budget import SMALLEST_STD, Fixed, Threshold, ZScore
 from adamerge.core.checks import MOST_TOKENS
@@ -19,55 +18,61 @@ from adamerge.runtime.packed.split import ImageSplit
 
 @dataclass(frozen=True)
 class Selection:
-    """`merged` are the links that merge, `(b, columns)`; `number` is how many of each image."""
+    """The links that merge, by image and then by source; `number` is how many of each image."""
 
-    merged: Bool[Tensor, "b columns"]
+    image: np.ndarray
+    source: np.ndarray
     number: Sequence[int]
 
 
 def select_links(links: PackedLinks, recipe: Recipe, layer: int) -> Selection:
     """The links that the recipe's budget merges."""
     budget, room = recipe.budget, [split.room for split in links.splits]
+    value = links.value.numpy()
     if isinstance(budget, Threshold):
-        merged = links.value.double() > budget.known(layer)
-        merged &= source_mask(links)
-        number = merged.sum(1).tolist()
+        image, source = ((value.astype(np.float64) > budget.known(layer)) & source_mask(links)).nonzero()
+        number = np.bincount(image, minlength=len(value)).tolist()
         if all(map(int.__le__, number, room)):
-            return Selection(merged, number)
+            return Selection(image, source, number)
     elif isinstance(budget, Fixed):
         number = [budget.at(layer)] * len(room)
     else:
         assert isinstance(budget, ZScore)
         number = [_by_z_score(budget, layer, mean) for mean in redundancy_of(links).double().tolist()]
     number = list(map(min, number, room))
-    return Selection(_strongest(links, number), number)
+    return _strongest(links, number)
 
 
 def redundancy_of(links: PackedLinks) -> PerImage:
     """The mean value of each image's links."""
     number = torch.tensor([split.sources for split in links.splits]).clamp_min(1)
-    return torch.where(source_mask(links), links.value, 0).sum(1) / number
+    return torch.where(torch.from_numpy(source_mask(links)), links.value, 0).sum(1) / number
 
 
-def source_mask(links: PackedLinks) -> Bool[Tensor, "b columns"]:
-    """Which columns are sources."""
-    columns = torch.arange(links.value.shape[1])
-    if _all_alike(links.splits):
-        return (columns < links.splits[0].sources).expand(links.value.shape)
-    return columns < torch.tensor([split.sources for split in links.splits])[:, None]
+def source_mask(links: PackedLinks) -> np.ndarray:
+    """Which columns are sources, `(b, columns)`."""
+    sources = np.array([split.sources for split in links.splits])
+    return np.arange(links.value.shape[1]) < sources[:, None]
 
 
-def _strongest(links: PackedLinks, number: Sequence[int]) -> Bool[Tensor, "b columns"]:
-    """The strongest links of each image, `number` of them; ties go to the lower index."""
-    lowest = torch.finfo(links.value.dtype).min
-    # Sources rank before all other columns, even if their value is -inf.
-    value = torch.where(source_mask(links), links.value.clamp_min(lowest), float("-inf"))
+def _strongest(links: PackedLinks, number: Sequence[int]) -> Selection:
+    """The strongest links of each image, `number` of them; ties go to the lower index, and NaN comes first."""
     most = max(number)
-    best = value.sort(dim=1, descending=True, stable=True).indices[:, :most]
-    within = torch.ones(1, dtype=torch.bool).expand(best.shape)
-    if min(number) != most:
-        within = torch.arange(most) < torch.tensor(number)[:, None]
-    return torch.zeros(value.shape, dtype=torch.bool).scatter_(1, best, within)
+    # Sorted upwards.  Sources rank before all other columns, even if their value is -inf.
+    value = links.value.numpy()
+    rank = -value.clip(np.finfo(value.dtype).min)
+    rank[np.isnan(rank)] = -np.inf
+    if not _all_alike(links.splits):
+        rank[~source_mask(links)] = np.inf
+    elif links.splits:
+        rank = rank[:, : links.splits[0].sources]
+    best = rank.argsort(axis=1, kind="stable")[:, :most]
+    if min(number) == most:
+        return Selection(np.arange(len(best)).repeat(most), np.sort(best, axis=1).ravel(), number)
+    merged = np.zeros(rank.shape, dtype=bool)
+    np.put_along_axis(merged, best, np.arange(most) < np.array(number)[:, None], axis=1)
+    image, source = merged.nonzero()
+    return Selection(image, source, number)
 
 
 def _by_z_score(budget: ZScore, layer: int, redundancy: float) -> int:
