@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from awkward import layout, noise
+from awkward import DEVICE, layout, noise
 
+from adamerge.runtime.packed.layout import ragged_layout
 from adamerge.runtime.triton.kernels import affinity, attention, launch, linear, match
 from adamerge.runtime.triton.kernels.match import Split
+from adamerge.runtime.triton.kernels.merge import merge
+from adamerge.runtime.triton.kernels.select import PaddedLinks, select
 
 KIB = 1024
 
@@ -72,3 +75,16 @@ def test_with_much_memory_as_many_stages_as_wanted():
 def _held(kernel, x):
     options = kernel.options
     return (options["ROWS"] + options["COLUMNS"]) * options["STEP"] * x.element_size() * options["num_stages"]
+
+
+@pytest.mark.parametrize("total", [1, 6, 7, 8])
+def test_arrays_of_a_choice_lie_on_boundaries_of_16_bytes_for_any_number_of_rows(total):
+    """Triton compiles a kernel once more for arrays that lie elsewhere."""
+    where = ragged_layout([total], 0, DEVICE)
+    zeros = torch.zeros(1, total, device=DEVICE)
+    links = PaddedLinks(zeros, zeros.long(), zeros.bool(), zeros, zeros)
+    history = torch.zeros(1, total, dtype=torch.int32, device=DEVICE)
+    choice = select(links, 0, history, where, sources_first=False)
+    _, _, size, logs, _ = merge(noise(total, 16), torch.ones(total, device=DEVICE), where, choice)
+    arrays = (choice.slot, choice.gone, choice.goal, choice.origin, choice.weight, choice.salience, size, logs)
+    assert all(len(array) == total and array.data_ptr() % 16 == 0 for array in arrays)

@@ -59,7 +59,7 @@ def _tile(
     return tl.where((column < n)[None, :], score, float("-inf")), cosine, column
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _affinity(
     x, upper, lower, inverse, sums, value, partner, offsets, stride, prefix, scale, total,

@@ -19,6 +19,7 @@ from adamerge.runtime.packed.layout import Layout, Packed, PerRow, RowSlots
 from adamerge.runtime.triton.kernels.launch import (
     LOG2E,
     blocks,
+    empty_rows,
     next_pow2,
     pdl_options,
     pdl_wait,
@@ -195,7 +196,7 @@ def affinity_one_program(
 ) -> tuple[Float[Tensor, "one total"], int, PerRow, RowSlots]:
     """As `affinity` in one part, for layouts that are `worthwhile`; its reference is that of `affinity`."""
     total, width = x.shape
-    sums, value = torch.empty((2, total), dtype=torch.float32, device=x.device).unbind()
+    sums, value = empty_rows(2, total, torch.float32, x.device)
     partner = torch.empty(total, dtype=torch.int32, device=x.device)
     step = min(STEP, next_pow2(width))
     _affinity_one_program[(layout.images,)](

@@ -116,7 +116,7 @@ def _block(
         _give(out, c, 1.0 / mass, row < n, s, n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _affinity_row_resident(
     rows, wide, middle, narrow, inverse, sums, value, partner, offsets, prefix, scale, total,

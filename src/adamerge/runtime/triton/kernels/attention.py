@@ -40,7 +40,7 @@ def _bias(logs, begin, column, n, SIZED: tl.constexpr):
     return tl.where(column < n, 0.0, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 @no_type_check
 def _attend(
     query, key, value, out, log_sums, logs, offsets, scale, row_stride, head_stride, out_row_stride, rows,

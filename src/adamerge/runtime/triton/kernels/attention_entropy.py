@@ -14,7 +14,7 @@ from adamerge.runtime.triton.kernels.launch import LOG2E, blocks, next_pow2, pdl
 from adamerge.runtime.triton.kernels.received_attention import head_rows
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _entropy(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,

@@ -16,7 +16,7 @@ from adamerge.runtime.triton.kernels.launch import LOG2E, next_pow2, pdl_options
 KEYS = 256
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _class_attention(
     query, key, out, logs, offsets, scale, row_stride, head_stride, total,

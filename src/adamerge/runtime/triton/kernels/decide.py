@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, PerRow, RowSlots
 from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
-from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait, processors
+from adamerge.runtime.triton.kernels.launch import empty_rows, next_pow2, pdl_options, pdl_wait, processors
 from adamerge.runtime.triton.kernels.match import source_at, source_count
 
 # The values of the kernel's constexpr SALIENCE, SCORE, WEIGHT and RULE.
@@ -163,7 +163,7 @@ def _weights(s, size, kept, WEIGHT: tl.constexpr):
     return w
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total", "r"], do_not_specialize_on_alignment=["numbers"])
 @no_type_check
 def _decide(
     sums, value, partner, size, numbers, offsets, old_history,
@@ -230,8 +230,8 @@ def decide(
     own attention, which becomes its sharpness.  None stands for 1 everywhere.
     """
     total, images, device = len(value), layout.images, value.device
-    places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
-    weight, scaled = torch.empty((2, total), dtype=torch.float32, device=device).unbind()
+    places = empty_rows(4, total, torch.int32, device)
+    weight, scaled = empty_rows(2, total, torch.float32, device)
     count = torch.empty(images, dtype=torch.int32, device=device)
     redundancy = torch.empty(images, dtype=torch.float32, device=device)
     after = torch.empty_like(history)

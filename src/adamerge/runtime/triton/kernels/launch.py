@@ -54,6 +54,15 @@ def pdl_wait(EARLY: tl.constexpr):
         tl.extra.cuda.gdc_launch_dependents()
 
 
+def empty_rows(count: int, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    """`count` arrays of `length` numbers of four bytes in one allocation, each on a boundary of 16 bytes.
+
+    Triton compiles a kernel once more for arrays that lie elsewhere, and where they lie would depend on the batch.
+    """
+    whole = torch.empty((count, 4 * triton.cdiv(length, 4)), dtype=dtype, device=device)
+    return whole[:, :length].unbind()
+
+
 def small_grid(x: Tensor) -> bool:
     """Whether there are so few rows that latency, not work, takes most of a kernel's time."""
     return len(x) <= SMALL_GRID_ROWS

@@ -106,7 +106,7 @@ def _put(
         y.store([row, begin], result)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["counted"])
 @no_type_check
 def _linear_described(
     x, weight, narrow, bias, gamma, onto, y, counted, rows,
@@ -139,7 +139,7 @@ def _linear_described(
         _put(half, bias, gamma, onto, y, down * ROWS, column, OUTPUTS, HALF, PIECE, BIAS, ACTIVATION, GAMMA, ONTO, TYPE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["counted"])
 @no_type_check
 def _linear(
     x, weight, bias, y, counted, rows, stride_x, stride_weight,

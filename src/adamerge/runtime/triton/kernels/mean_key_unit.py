@@ -14,7 +14,7 @@ from adamerge.runtime.triton.kernels.launch import blocks, next_pow2, pdl_option
 ROWS = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["counted"])
 @no_type_check
 def _mean_key_unit(
     key, out, counted, rows, row_stride, head_stride,

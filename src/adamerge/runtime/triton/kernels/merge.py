@@ -15,7 +15,7 @@ from torch import Tensor
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import Layout, Packed, PerRow, ragged_layout
 from adamerge.runtime.triton.kernels.choice import Choice, Length
-from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
+from adamerge.runtime.triton.kernels.launch import empty_rows, next_pow2, pdl_options, pdl_wait
 from adamerge.runtime.triton.kernels.residual import (
     add_reference,
     norm_numbers,
@@ -27,6 +27,9 @@ from adamerge.runtime.triton.kernels.residual import (
 
 # The smallest normal number of float32.
 SMALLEST_NORMAL = tl.constexpr(2.0**-126)
+
+# Counts read at once, at least: one kernel for all batches of up to so many images.
+FEWEST_COUNTS = 64
 
 # The values of the kernel's constexpr LENGTH.
 LENGTH_OF_MEAN, LENGTH_MEAN, LENGTH_LARGEST = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -123,7 +126,7 @@ def _average(
     return mean
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["images"])
 @no_type_check
 def _merge(
     x, branch, gamma, gone, goal, origin, count, weight, size, offsets,
@@ -209,7 +212,7 @@ def merge(
     total, width = x.shape
     y = torch.empty((total, width), dtype=sum_dtype(x, branch, gamma), device=x.device)
     normed = None if norm is None else torch.empty_like(y, dtype=norm.dtype)
-    new_size, logs = torch.empty((2, total), dtype=torch.float32, device=x.device).unbind()
+    new_size, logs = empty_rows(2, total, torch.float32, x.device)
     offsets = torch.empty_like(layout.offsets)
     if layout.images == 0:
         return y, normed, new_size, logs, layout.offsets
@@ -219,7 +222,8 @@ def merge(
         y, normed, new_size, logs, offsets, None if norm is None else norm.weight, None if norm is None else norm.bias,
         0.0 if norm is None else norm.eps, layout.images, layout.prefix, x.stride(0),
         0 if branch is None else branch.stride(0), WIDTH=width, CHANNELS=channels,
-        IMAGES=next_pow2(layout.images), BRANCH=branch is not None, GAMMA=gamma is not None, NORM=norm is not None,
+        IMAGES=next_pow2(layout.images, FEWEST_COUNTS), BRANCH=branch is not None, GAMMA=gamma is not None,
+        NORM=norm is not None,
         WEIGHT=norm is not None and norm.weight is not None, BIAS=norm is not None and norm.bias is not None,
         LENGTH=LENGTHS[length].value, LIST=32, num_warps=max(1, channels // 1024),
         **pdl_options(x),

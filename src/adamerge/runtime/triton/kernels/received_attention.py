@@ -25,7 +25,7 @@ def head_rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
     return tl.load(side + first + row[:, None] * row_stride + channel[None, :], mask=inside, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _received(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,

@@ -63,7 +63,7 @@ def norm_row(y, inside, factor, more, eps, WIDTH: tl.constexpr):
     return centred / tl.sqrt(variance + eps)[:, None] * factor[None, :] + more[None, :]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["counted"])
 @no_type_check
 def _add(
     x, branch, gamma, y, normed, inverse, weight, bias, counted, eps, rows, stride_x, stride_branch,

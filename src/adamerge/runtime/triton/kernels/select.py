@@ -13,7 +13,7 @@ from adamerge.core.types import Counts, Mask, PerToken, Slots
 from adamerge.runtime.packed.layout import Layout
 from adamerge.runtime.triton.kernels.choice import Choice
 from adamerge.runtime.triton.kernels.decide import new_place
-from adamerge.runtime.triton.kernels.launch import next_pow2, pdl_options, pdl_wait
+from adamerge.runtime.triton.kernels.launch import empty_rows, next_pow2, pdl_options, pdl_wait
 
 # The most entries of a tile in which scores are compared.
 MOST_COMPARED = 2**15
@@ -48,7 +48,7 @@ def _rank(score, place, n, TOKENS: tl.constexpr, RIVALS: tl.constexpr):
     return rank
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["r", "width"])
 @no_type_check
 def _select(
     value, partner, source, padded_salience, padded_weight, merges, offsets, old_history,
@@ -105,8 +105,8 @@ def select(
 ) -> Choice:
     """The choice that merges the strongest `merges` links of each image, ties by place, or all it has if fewer."""
     total, images, device = layout.total, layout.images, layout.offsets.device
-    places = torch.empty((4, total), dtype=torch.int32, device=device).unbind()
-    weight, salience = torch.empty((2, total), dtype=torch.float32, device=device).unbind()
+    places = empty_rows(4, total, torch.int32, device)
+    weight, salience = empty_rows(2, total, torch.float32, device)
     count = torch.empty(images, dtype=torch.int32, device=device)
     redundancy = torch.empty(images, dtype=torch.float32, device=device)
     after = torch.empty_like(history)
