@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow clean
+.PHONY: demo test lint slow gpu clean
 
 demo: .venv/installed
 	$(BIN)/adamerge demo
@@ -17,6 +17,12 @@ lint: .venv/installed
 
 slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
+
+# Needs a CUDA device. One process: tests of memory and of CUDA graphs want the device for themselves.
+gpu: .venv/installed
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/runtime/triton tests/patching/test_cuda_*.py tests/hosts/test_cuda_zoo.py
+	$(BIN)/python benchmarks/gpu_load.py --seconds 60
+	$(BIN)/python benchmarks/gpu_load.py --seconds 60 --method dymu
 
 .venv/installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

@@ -195,7 +195,7 @@ def _maps(model: Any, images: Tensor) -> Tensor:
 
 
 def _match(model: Any, images: Tensor) -> Tensor:
-    return model(input_ids=WORDS, pixel_values=images).logits_per_image
+    return model(input_ids=WORDS.to(images.device), pixel_values=images).logits_per_image
 
 
 def _llava() -> nn.Module:
@@ -211,7 +211,7 @@ def _llava() -> nn.Module:
 
 def _answered(model: Any, images: Tensor) -> Tensor:
     words = torch.tensor([[0, 5, *[97] * PATCHES, 7, 8]]).expand(len(images), -1)
-    return model(input_ids=words, pixel_values=images).logits[:, -1]
+    return model(input_ids=words.to(images.device), pixel_values=images).logits[:, -1]
 
 
 def _hf(name: str, model: str, config: str, see: See, example: str, since: str = "4.50", **options: Any) -> Member:
