@@ -62,7 +62,7 @@ def test_an_unexpected_error_says_how_to_see_more(capsys, monkeypatch):
 
 
 def test_warnings_are_notes_without_lines_of_code(capsys, monkeypatch):
-    monkeypatch.setattr("adamerge.cli.options.usage", lambda name: warnings.warn("look here", stacklevel=2) or "")
+    monkeypatch.setattr("adamerge.cli.options.usage", lambda make: warnings.warn("look here", stacklevel=2) or "")
     with warnings.catch_warnings():
         warnings.simplefilter("once")
         assert call("methods") == 0

@@ -1,10 +1,9 @@
 """The command line: reads options, calls the library, prints results."""
 
-import json
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.table import Table
@@ -12,14 +11,19 @@ from typer.core import TyperGroup
 
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
+from adamerge.cli.evaluate import evaluate
 from adamerge.cli.flags import (
+    FIGURES_ADVICE,
     BatchSize,
     Data,
     Device,
     Dtype,
     Limit,
+    Method,
     Model,
+    NumClasses,
     Pretrained,
+    RandomWeights,
     SkipBad,
     Weights,
     Workers,
@@ -32,7 +36,7 @@ from adamerge.cli.flags import (
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError
-from adamerge.core.files import check_can_write, write_atomically
+from adamerge.core.files import check_can_write
 
 DEBUG = "--debug"
 
@@ -60,12 +64,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ADVICE = "The figures above are for the others; pass --skip-bad to accept that."
 METHOD_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-
-Method = Annotated[
-    str, typer.Option("--method", help="A method of `adamerge methods`, followed by its options; or use --recipe FILE.")
-]
 
 
 def _print_version(wanted: bool) -> bool:
@@ -99,6 +98,7 @@ def calibrate(
     out: Annotated[Path, typer.Option("--out", help="The file to write the statistics to.")] = Path("stats.json"),
     model: Model = "embedded",
     weights: Weights = None,
+    num_classes: NumClasses = None,
     pretrained: Pretrained = False,
     data: Data = "embedded",
     method: Method = "adamerge",
@@ -119,7 +119,7 @@ def calibrate(
 
     check_can_write(out)
     recipe = read_recipe(method, context.args, without=["stats"])
-    net = load_model(model, weights, pretrained, device, dtype)
+    net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     batches = load_data(
         net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
     )
@@ -129,78 +129,43 @@ def calibrate(
         table.add_row(str(layer), f"{mean:.4f}", f"{std:.4f}")
     console.print(table)
     save(stats, out)
-    report_unreadable(batches.complaint(), skip_bad, ADVICE)
-
-
-@app.command("eval", context_settings=METHOD_OPTIONS)
-def evaluate(
-    context: typer.Context,
-    model: Model = "embedded",
-    weights: Weights = None,
-    pretrained: Pretrained = False,
-    data: Data = "embedded",
-    method: Method = "adamerge",
-    device: Device = "cpu",
-    dtype: Dtype = "fp32",
-    batch_size: BatchSize = 64,
-    workers: Workers = 2,
-    limit: Limit = None,
-    skip_bad: SkipBad = False,
-    runtime: Annotated[
-        str, typer.Option("--runtime", help="auto, reference or packed. auto packs for inference.")
-    ] = "auto",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")] = None,
-) -> None:
-    """Measure accuracy, agreement with the unmerged model, cost and speed of a method."""
-    from adamerge.cli.loading import load_data, load_model
-    from adamerge.cli.options import RECIPE, read_recipe
-    from adamerge.embedded.scene_generator import TEST_SEED
-    from adamerge.evaluation import evaluate as judge
-    from adamerge.experiments.versions import versions
-
-    if json_file is not None:
-        check_can_write(json_file)
-    recipe = read_recipe(method, context.args)
-    net = load_model(model, weights, pretrained, device, dtype)
-    batches = load_data(net, data, seed=TEST_SEED, batch_size=batch_size, workers=workers, limit=limit)
-    figures = judge(net, batches, recipe, runtime=cast(Any, runtime)).summary()
-    method = RECIPE if any(word.partition("=")[0] == "--recipe" for word in context.args) else method
-    settings = {"model": model, "method": method, "options": context.args, "runtime": runtime}
-    settings |= {"device": device, "dtype": dtype}
-    report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
-    console.print(_figures(report))
-    if json_file is not None:
-        write_atomically(json_file, json.dumps(report, indent=1) + "\n")
-        console.print(f"wrote {json_file}", soft_wrap=True, highlight=False)
-    report_unreadable(batches.complaint(), skip_bad, ADVICE)
+    report_unreadable(batches.complaint(), skip_bad, FIGURES_ADVICE)
 
 
 @app.command(context_settings=METHOD_OPTIONS)
 def flops(
     context: typer.Context,
     model: Model = "embedded",
+    weights: RandomWeights = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
     method: Method = "none",
 ) -> None:
     """Print the multiply-accumulates of a model with a method, in both counts (paper and true).
 
     For an adaptive method, this is the cost of an image whose redundancy is the calibrated mean at every layer.
     """
-    from adamerge.cli.options import read_recipe
+    from adamerge.cli.chosen_method import read_choice
+    from adamerge.cli.loading import load_model
     from adamerge.cli.pricing import price
 
-    for line in price(model, read_recipe(method, context.args)):
+    _, choice = read_choice(method, context.args)
+    net = load_model(model, weights, pretrained, "cpu", "fp32", random=True, num_classes=num_classes)
+    for line in price(model, net, choice):
         console.print(line, soft_wrap=True)
 
 
 @app.command()
 def methods() -> None:
     """List the methods and their options."""
+    from adamerge.cli.chosen_method import preset
     from adamerge.cli.options import usage
     from adamerge.methods import METHODS
 
-    for name, method in METHODS.items():
-        console.print(f"[bold]{name}[/bold]  {method.summary}", highlight=False)
-        console.print(f"    {usage(name) or 'no options'}", markup=False, highlight=False)
+    for name, make in {"preset": preset, **{name: method.make for name, method in METHODS.items()}}.items():
+        summary = (make.__doc__ or "").strip().splitlines()[0]
+        console.print(f"[bold]{name}[/bold]  {summary}", highlight=False)
+        console.print(f"    {usage(make) or 'no options'}", markup=False, highlight=False)
 
 
 @app.command()
@@ -214,6 +179,7 @@ def demo(
     run(out, images, console.print)
 
 
+app.command("eval", context_settings=METHOD_OPTIONS)(evaluate)
 app.command()(compare)
 app.command()(bench)
 app.command()(reproduce)
@@ -240,24 +206,6 @@ def _fail(message: str, error: Exception, debug: bool, code: int = 1) -> NoRetur
         traceback.print_exception(error)
     problems.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise SystemExit(code)
-
-
-def _figures(report: dict) -> Table:
-    table = Table(title=f"{report['method']} on {report['model']}, {report['images']} images", show_header=False)
-    rows = [
-        ("top-1", f"{report['top1']:.2%}", f"unmerged {report['top1_unmerged']:.2%}"),
-        ("top-5", f"{report['top5']:.2%}", ""),
-        ("agreement with unmerged", f"{report['agreement']:.2%}", ""),
-        ("KL(unmerged ‖ merged)", f"{report['kl']:.4f}", ""),
-        ("GMACs, paper's count", f"{report['gmacs_paper']:.4f}", f"unmerged {report['gmacs_paper_unmerged']:.4f}"),
-        ("GMACs, true", f"{report['gmacs_true']:.4f}", f"unmerged {report['gmacs_true_unmerged']:.4f}"),
-        ("merged tokens", f"{report['merged_mean']:.1f} ± {report['merged_std']:.1f}", "per image"),
-        ("r per layer", " ".join(f"{r:.1f}" for r in report["r_per_layer"]), "mean"),
-        ("speed", f"{report['speedup']:.2f}×", f"{report['images_per_second']:.0f} images/s, same run"),
-    ]
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 if __name__ == "__main__":

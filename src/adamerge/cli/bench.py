@@ -14,7 +14,10 @@ from adamerge.cli.flags import (
     Device,
     Model,
     Native,
+    NumClasses,
     Pretrained,
+    RandomWeights,
+    Recipes,
     Workers,
     console,
     note,
@@ -27,6 +30,7 @@ from adamerge.core.files import check_can_write
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from adamerge.core.recipe import Recipe
     from adamerge.experiments.benchmark import BenchmarkRow
     from adamerge.search.variants import Variant
 
@@ -55,7 +59,6 @@ NARROW = ("batch", "method", "way", "cut", "ms", "speed-up", "ideal")
 
 
 Methods = Annotated[str, typer.Option("--methods", help="Labels as in `adamerge compare`, separated by commas.")]
-RandomWeights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file; random weights by default.")]
 Cuts = Annotated[str, typer.Option("--cut", help="Shares of the cost to save, separated by commas.")]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, separated by commas.")]
 Dtypes = Annotated[str, typer.Option("--dtype", help="fp32, bf16 or fp16; several separated by commas.")]
@@ -80,9 +83,11 @@ Plot = Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups ag
 def bench(
     model: Model = EMBEDDED,
     weights: RandomWeights = None,
+    num_classes: NumClasses = None,
     pretrained: Pretrained = False,
     methods: Methods = "tome,adamerge",
     native: Native = None,
+    recipe: Recipes = None,
     cut: Cuts = "0.23",
     cost: Cost = "true",
     batch: Batches = "1,8,32",
@@ -111,20 +116,22 @@ def bench(
     from adamerge.flops import check_cost
 
     sizes, targets = read_sizes(batch), read_cuts(cut, "0.23,0.5")
-    labels, natives = _read_methods(methods, native)
+    labels, natives, recipes = _read_methods(methods, native, recipe)
     check_cost(cost)
+    check_can_write(out)
     check_file(out)
     _check_plot(plot)
     wanted = max(*sizes, 64) if images is None else images
     how: dict[str, Any] = {"batch_sizes": sizes, "rounds": rounds, "inner": inner, "out": out}
     how |= {"unmerged": _read_ways(unmerged), "merged": _read_ways(ways)}
     how |= {"name": model, "weights": _name_of_weights(model, weights, pretrained)}
+    shape: dict[str, Any] = {"random": True, "image_size": image_size, "num_classes": num_classes}
     rows: list[BenchmarkRow] = []
     for number in dtype.split(","):
         torch.manual_seed(0)
-        net = load_model(model, weights, pretrained, device, number.strip(), random=True, image_size=image_size)
+        net = load_model(model, weights, pretrained, device, number.strip(), **shape)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
-        goal: dict[str, Any] = {"native": natives, "cost": cost}
+        goal: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost}
         entries = make_entries(net, known, labels, targets, **goal)
         try:
             rows += run(net, shown, entries, source=source, **how)
@@ -142,17 +149,21 @@ def _check_plot(plot: Path | None) -> None:
     check_can_write(plot)
 
 
-def _read_methods(methods: str, native: list[str] | None) -> "tuple[list[str], dict[str, Variant]]":
-    """The labels in `--methods` and the variants in `--native`, of which there has to be one."""
+def _read_methods(
+    methods: str, native: list[str] | None, files: list[Path] | None
+) -> "tuple[list[str], dict[str, Variant], dict[str, Recipe]]":
+    """The labels in `--methods`, the variants in `--native` and the recipes in `--recipe`; there has to be one."""
+    from adamerge.core.recipe import Recipe
     from adamerge.search.variants import find_variant
 
     labels = read_labels(methods)
     for label in labels:
         find_variant(label)
     natives = read_natives(native)
-    if not labels and not natives:
-        raise BadOption("there is nothing to time beside the unmerged model; give --methods or --native")
-    return labels, natives
+    recipes = {path.stem: Recipe.load(path) for path in files or ()}
+    if not labels and not natives and not recipes:
+        raise BadOption("there is nothing to time beside the unmerged model; give --methods, --native or --recipe")
+    return labels, natives, recipes
 
 
 def _read_ways(text: str | None) -> list[str] | None:

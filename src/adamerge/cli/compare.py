@@ -11,6 +11,7 @@ from rich.table import Table
 from adamerge.cli.flags import (
     EMBEDDED,
     BatchSize,
+    Calibration,
     CalibrationImages,
     Cost,
     Data,
@@ -19,10 +20,13 @@ from adamerge.cli.flags import (
     Limit,
     Model,
     Native,
+    NumClasses,
     Pretrained,
+    Recipes,
     SkipBad,
     Weights,
     Workers,
+    calibration_source,
     console,
     note,
     report_unreadable,
@@ -44,15 +48,11 @@ RESULT_FILES = ("results.csv", "results.md", "pareto.png")
 ADVICE = "Pass --skip-bad to compare on the others."
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for results; an interrupted run continues from it.")]
-Calibration = Annotated[
-    str | None, typer.Option("--calibration", help="Another ImageFolder, or 'embedded'; labels are not used.")
+Methods = Annotated[
+    str | None, typer.Option("--methods", help="Labels, separated by commas, and 'preset'; all by default.")
 ]
-Methods = Annotated[str | None, typer.Option("--methods", help="Labels, separated by commas; all by default.")]
 Cut = Annotated[str | None, typer.Option("--cut", help=f"Shares of the cost to save; {DEFAULT_CUTS} by default.")]
 Gmacs = Annotated[str | None, typer.Option("--gmacs", help="Instead of --cut, 10^9 MACs per image.")]
-Recipes = Annotated[
-    list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
-]
 Rival = Annotated[str, typer.Option("--rival", help="The method that all others are compared with.")]
 Reread = Annotated[
     bool, typer.Option("--reread", help="Read the images again for each cell: slower, but they need not fit memory.")
@@ -63,6 +63,7 @@ def compare(
     out: Out,
     model: Model = EMBEDDED,
     weights: Weights = None,
+    num_classes: NumClasses = None,
     pretrained: Pretrained = False,
     data: Data = EMBEDDED,
     calibration: Calibration = None,
@@ -88,16 +89,18 @@ def compare(
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.compare import compare as run
     from adamerge.flops import check_cost
-    from adamerge.search.variants import VARIANTS
+    from adamerge.search.variants import PRESET, VARIANTS, find_variant
 
     check_cost(cost)
     check_can_write(out, folder=True)
     natives = read_natives(native)
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
     budgets = _read_budgets(cut, gmacs, bool(natives or recipes))
-    labels = list(VARIANTS) if methods is None else read_labels(methods)
-    calibration = _calibration(data, calibration)
-    net = load_model(model, weights, pretrained, device, dtype)
+    labels = [*VARIANTS, PRESET] if methods is None else read_labels(methods)
+    for label in (*labels, rival):
+        find_variant(label)
+    calibration = calibration_source(data, calibration)
+    net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, labelled=False, **reading)
     shown = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
@@ -128,15 +131,6 @@ def _read_budgets(cut: str | None, gmacs: str | None, others: bool) -> "list[Tar
     if cut is None and others:
         return []
     return read_cuts(cut if cut is not None else DEFAULT_CUTS)
-
-
-def _calibration(data: str, calibration: str | None) -> str:
-    if calibration is None and data != EMBEDDED:
-        raise BadOption(
-            "methods are calibrated on images other than those they are judged on: give --calibration FOLDER, "
-            "such as a part of the training set; its labels are not used"
-        )
-    return calibration if calibration is not None else EMBEDDED
 
 
 def _show(rows: "Sequence[ComparisonRow]", notes: Sequence[object], out: Path) -> None:

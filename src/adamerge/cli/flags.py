@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from adamerge.core.stats import LayerStats
 
 EMBEDDED = "embedded"
+FIGURES_ADVICE = "The figures above are for the others; pass --skip-bad to accept that."
 console = Console()
 problems = Console(stderr=True)
 
@@ -29,7 +30,17 @@ def _check_workers(number: int) -> int:
 Model = Annotated[
     str, typer.Option("--model", help="A timm model name, 'embedded', transformers:FOLDER or torchvision:NAME.")
 ]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method", help="A method of `adamerge methods`, or 'preset', followed by its options; or use --recipe FILE."
+    ),
+]
+RandomWeights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file; random weights by default.")]
 Weights = Annotated[Path | None, typer.Option("--weights", help="A safetensors file for the model.")]
+NumClasses = Annotated[
+    int | None, typer.Option("--num-classes", help="Classes of the head in --weights, if not the model's own number.")
+]
 Pretrained = Annotated[bool, typer.Option("--pretrained", help="Download the library's own weights.")]
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder (root/class/image), or 'embedded'.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, …")]
@@ -46,7 +57,24 @@ CalibrationImages = Annotated[int, typer.Option("--calibration-images", help="Ho
 Cost = Annotated[
     str, typer.Option("--cost", help="How multiply-accumulates are counted: true (all) or paper (blocks only).")
 ]
+Recipes = Annotated[
+    list[Path] | None, typer.Option("--recipe", help="A recipe file, such as `adamerge tune` writes; repeatable.")
+]
+Calibration = Annotated[
+    str | None,
+    typer.Option("--calibration", help="Images to calibrate on: another folder, or 'embedded'; labels are not used."),
+]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Succeed although some image files cannot be read.")]
+
+
+def calibration_source(data: str, calibration: str | None) -> str:
+    """Where the images to calibrate on come from: other ones than those in `data`."""
+    if calibration is None and data != EMBEDDED:
+        raise BadOption(
+            "methods are calibrated on images other than those they are judged on: give --calibration FOLDER, "
+            "such as a part of the training set; its labels are not used"
+        )
+    return calibration if calibration is not None else EMBEDDED
 
 
 def note(text: object) -> None:

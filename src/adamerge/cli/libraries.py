@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,18 @@ PREPROCESSING = "pretrained_cfg"
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
-def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Module] | None":
+@dataclass(frozen=True)
+class Shape:
+    """The image size and the number of classes of a model; None means the model's own."""
+
+    image_size: int | None = None
+    num_classes: int | None = None
+
+
+def named(name: str) -> "Callable[[Path | None, bool, bool, Shape], nn.Module] | None":
     """The function that makes the model `library:name`; None if the name has no known library before a colon.
 
-    It takes weights, pretrained, random and image_size.
+    It takes weights, pretrained, random and the shape.
     """
     library, colon, rest = name.partition(":")
     if not colon or library not in MAKERS:
@@ -27,18 +36,19 @@ def named(name: str) -> "Callable[[Path | None, bool, bool, int | None], nn.Modu
     if not rest:
         raise BadOption(f"{name} names no model; {library}: is followed by {MAKERS[library][1]}")
     make = MAKERS[library][0]
-    return lambda weights, pretrained, random, image_size: make(rest, weights, pretrained, random, image_size)
+    return lambda weights, pretrained, random, shape: make(rest, weights, pretrained, random, shape)
 
 
-def _transformers(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
+def _transformers(name: str, weights: Path | None, pretrained: bool, random: bool, shape: Shape) -> nn.Module:
     """A folder that `save_pretrained` wrote, or a model of the hub; both come with weights."""
     import transformers
 
     local = Path(name).is_dir()
     if weights is not None:
         raise BadOption("a model of transformers is loaded with its own weights; leave --weights out")
-    if image_size is not None:
-        raise BadOption("a model of transformers has the image size of its configuration; leave --image-size out")
+    for flag, value in (("--image-size", shape.image_size), ("--num-classes", shape.num_classes)):
+        if value is not None:
+            raise BadOption(f"a model of transformers is made by its configuration; leave {flag} out")
     if not local and not pretrained and not random:
         raise BadOption(
             f"{name!r} is no folder here; give the folder that save_pretrained wrote, or --pretrained to download the "
@@ -86,7 +96,7 @@ def _processor(name: str) -> dict[str, Any]:
     }
 
 
-def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
+def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool, shape: Shape) -> nn.Module:
     """A model of torchvision; `vit_b_16.IMAGENET1K_SWAG_E2E_V1` names the model and one of its weights."""
     from torchvision import models
 
@@ -107,8 +117,10 @@ def _torchvision(name: str, weights: Path | None, pretrained: bool, random: bool
     entry = known[tag] if tag else known.DEFAULT
     transform = entry.transforms()
     (crop,), (edge,) = transform.crop_size, transform.resize_size
+    options = {} if shape.num_classes is None else {"num_classes": shape.num_classes}
+    chosen = entry if pretrained else None
     try:
-        model: Any = models.get_model(kind, weights=entry if pretrained else None, image_size=image_size or crop)
+        model: Any = models.get_model(kind, weights=chosen, image_size=shape.image_size or crop, **options)
     except (OSError, TypeError, ValueError) as error:  # downloads fail, and other models take no image size
         raise BadWeights(f"torchvision could not make {name!r}: {error}") from error
     if weights is not None:

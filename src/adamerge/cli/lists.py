@@ -50,13 +50,15 @@ def read_natives(texts: Iterable[str] | None) -> "dict[str, Variant]":
 def read_native(text: str) -> "tuple[str, Variant]":
     """`tome:r=8,proportional_attention=false` as a label and a variant."""
     from adamerge.cli.options import read_recipe
-    from adamerge.search.variants import Variant
+    from adamerge.search.variants import PRESET, Variant
 
     name, _, settings = text.partition(":")
     words = [word.strip() for word in settings.split(",") if word.strip()]
     for word in words:
         if "=" not in word:
             raise BadOption(f"--native is METHOD:OPTION=VALUE,OPTION=VALUE, such as tome:r=8; got {text!r}")
+    if name == PRESET:
+        raise BadOption(f"a preset is made for a cost: give --methods preset --cut 0.3 instead of --native {text}")
     # Checks the options as the other commands do.  Statistics are no option here: they are measured.
     read_recipe(name, [f"--{word}" for word in words], without=["stats"])
     pairs = (word.split("=", 1) for word in words)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from adamerge.cli.flags import EMBEDDED
-from adamerge.cli.libraries import MAKERS, named
+from adamerge.cli.libraries import MAKERS, Shape, named
 from adamerge.cli.weights import load_weights
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.data.folders import Readable, folder_loader
@@ -27,36 +27,45 @@ def load_model(
     *,
     random: bool = False,
     image_size: int | None = None,
+    num_classes: int | None = None,
 ) -> nn.Module:
     """A model in evaluation mode by name: `embedded`, a name of timm, or `library:name`.
 
-    `random` allows random weights where none are given; `image_size` replaces the model's own image size.
+    `random` allows random weights where none are given; `image_size` and `num_classes` replace the model's own.
     """
+    if num_classes is not None and (num_classes < 1 or pretrained):
+        raise BadOption(
+            "--num-classes is the number of classes in --weights FILE, at least 1; pretrained weights have their own. "
+            f"Got {num_classes}{' and --pretrained' if pretrained else ''}"
+        )
+    shape = Shape(image_size, num_classes)
     if dtype not in DTYPES:
         raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
     if name == EMBEDDED:
-        model = _embedded(weights, pretrained, image_size)
+        model = _embedded(weights, pretrained, shape)
     elif (make := named(name)) is not None:
-        model = make(weights, pretrained, random, image_size)
+        model = make(weights, pretrained, random, shape)
     else:
-        model = _timm(name, weights, pretrained, random, image_size)
+        model = _timm(name, weights, pretrained, random, shape)
     try:
         return model.to(device, DTYPES[dtype]).eval()
     except (RuntimeError, AssertionError) as error:
         raise BadOption(f"the model cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
 
 
-def _embedded(weights: Path | None, pretrained: bool, image_size: int | None) -> nn.Module:
+def _embedded(weights: Path | None, pretrained: bool, shape: Shape) -> nn.Module:
     from adamerge.embedded import load
 
-    if image_size not in (None, 224):
-        raise BadOption(f"the embedded model takes images of 224 pixels; got --image-size {image_size}")
+    if shape.image_size not in (None, 224):
+        raise BadOption(f"the embedded model takes images of 224 pixels; got --image-size {shape.image_size}")
+    if shape.num_classes is not None:
+        raise BadOption("the embedded model has its own classes; leave --num-classes out")
     if weights is not None or pretrained:
         raise BadOption("the embedded model brings its own weights; leave --weights and --pretrained out")
     return load()
 
 
-def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image_size: int | None) -> nn.Module:
+def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, shape: Shape) -> nn.Module:
     import timm
 
     # A folder comes with its weights.
@@ -73,14 +82,16 @@ def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, image
             f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}. Models of "
             f"other libraries are named {' or '.join(f'{library}:…' for library in MAKERS)}."
         )
-    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    given = {"img_size": shape.image_size, "num_classes": shape.num_classes}
+    changed: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
     try:
-        model = timm.create_model(name, pretrained=pretrained, **size)
+        model = timm.create_model(name, pretrained=pretrained, **changed)
     except Exception as error:  # downloads fail in many ways: no network, no such tag, no permission
-        what = "with pretrained weights" if pretrained else f"for images of {image_size} pixels"
+        size = f" for images of {shape.image_size} pixels" if shape.image_size is not None else ""
+        what = "with pretrained weights" if pretrained else f"with random weights{size}"
         raise BadWeights(f"timm could not make {name!r} {what}: {error}") from error
     if weights is not None:
-        load_weights(model, weights, resample=image_size is not None)
+        load_weights(model, weights, resample=shape.image_size is not None)
     return model
 
 

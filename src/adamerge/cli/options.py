@@ -2,13 +2,14 @@
 
 import inspect
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import METHODS, Method
+from adamerge.search.variants import PRESET
 
 # The name of the method where a recipe file is given.
 RECIPE = "recipe"
@@ -17,7 +18,7 @@ RECIPE = "recipe"
 def find_method(name: str) -> Method:
     """The method of that name."""
     if name not in METHODS:
-        raise BadOption(f"there is no method {name!r}; choose one of {', '.join(METHODS)}")
+        raise BadOption(f"there is no method {name!r}; choose one of {', '.join((*METHODS, PRESET))}")
     return METHODS[name]
 
 
@@ -28,8 +29,17 @@ def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ())
     """
     if name == RECIPE or any(word.partition("=")[0] == "--recipe" for word in words):
         return _from_file(words)
+    if name == PRESET:
+        raise BadOption("a preset is made for a cost and for images; use it with eval, compare, bench or flops")
     method = find_method(name)
-    kinds = {key: kind for key, kind in get_type_hints(method.make).items() if key != "return" and key not in without}
+    return method(**read_options(name, method.make, words, without))
+
+
+def read_options(
+    name: str, make: Callable[..., Any], words: Sequence[str], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The arguments for `make` in `words`, under the names of its parameters; `name` is what messages call it."""
+    kinds = {key: kind for key, kind in get_type_hints(make).items() if key != "return" and key not in without}
     given: dict[str, Any] = {}
     rest = list(words)
     while rest:
@@ -39,7 +49,10 @@ def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ())
         negated = key.startswith("no_") and kinds.get(key[3:]) is bool
         key = key[3:] if negated else key
         if not flag.startswith("--") or key not in kinds:
-            raise BadOption(f"{name} does not know {word!r}; it takes {describe(kinds) or 'no options'}")
+            raise BadOption(
+                f"{name} does not know {word!r}; it takes {describe(kinds) or 'no options'}. The options of the "
+                "command itself are in its --help."
+            )
         if kinds[key] is bool and not equals:
             given[key] = not negated
             continue
@@ -48,11 +61,11 @@ def read_recipe(name: str, words: Sequence[str], *, without: Sequence[str] = ())
                 raise BadOption(f"{flag} needs a value ({_kind(kinds[key])})")
             text = rest.pop(0)
         given[key] = _value(flag, text, kinds[key])
-    parameters = inspect.signature(method.make).parameters
+    parameters = inspect.signature(make).parameters
     missing = [k for k in kinds if parameters[k].default is inspect.Parameter.empty and k not in given]
     if missing:
         raise BadOption(f"{name} needs {', '.join(_flag(k) for k in missing)}; it takes {describe(kinds)}")
-    return method(**given)
+    return given
 
 
 def _from_file(words: Sequence[str]) -> Recipe:
@@ -70,9 +83,9 @@ def describe(kinds: dict[str, Any]) -> str:
     return ", ".join(f"{_flag(k)}" if kind is bool else f"{_flag(k)} {_kind(kind)}" for k, kind in kinds.items())
 
 
-def usage(name: str) -> str:
-    """All options of a method as a user types them."""
-    return describe({k: kind for k, kind in get_type_hints(METHODS[name].make).items() if k != "return"})
+def usage(make: Callable[..., Any]) -> str:
+    """All options of a method's function as a user types them."""
+    return describe({k: kind for k, kind in get_type_hints(make).items() if k != "return"})
 
 
 def _flag(key: str) -> str:

@@ -1,23 +1,29 @@
-"""The output of `adamerge flops`: costs without weights and without a data set."""
+"""The output of `adamerge flops`: costs without a data set."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from adamerge.cli.loading import load_model
+from adamerge.cli.chosen_method import Choice, make_calibrated
 from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
+from adamerge.data.image_tensors import drawn_images
+from adamerge.embedded.scene_generator import CALIBRATION_SEED
 from adamerge.flops import Cost, Meter, cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, trace
 
+# A preset is made on this many generated images.
+PRESET_IMAGES = 16
 
-def price(name: str, recipe: Recipe) -> Iterator[str]:
-    """Lines of text with both counts of cost, unmerged and with `recipe`, for an image of average redundancy."""
-    model = load_model(name, None, False, "cpu", "fp32", random=True)
+
+def price(name: str, model: nn.Module, choice: Choice) -> Iterator[str]:
+    """Lines of text with both counts of cost, unmerged and with a method, for an image of average redundancy."""
+    recipe = make_calibrated(choice, model, partial(_drawn, model), given=False)
     prices, image = meter(model), find_host(model).image
     full = prices.unmerged()
     yield f"{name}: {prices.patches} patch tokens + {prices.prefix} prefix, {len(prices.blocks)} blocks"
@@ -32,6 +38,10 @@ def price(name: str, recipe: Recipe) -> Iterator[str]:
         counts, price = trace(model).counts, cost(model)
     yield _line("merged", price, full)
     yield f"tokens left after each layer's merge: {' '.join(f'{n:.4g}' for n in counts[0].tolist())}"
+
+
+def _drawn(model: nn.Module) -> list[Tensor]:
+    return [drawn_images(model, PRESET_IMAGES, seed=CALIBRATION_SEED)]
 
 
 def _average(budget: Threshold, prices: Meter) -> Tensor:

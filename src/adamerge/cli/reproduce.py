@@ -14,6 +14,7 @@ from adamerge.cli.flags import (
     Device,
     Dtype,
     Model,
+    NumClasses,
     Pretrained,
     SkipBad,
     Weights,
@@ -45,6 +46,7 @@ def reproduce(
     parts: Parts,
     model: Model = EMBEDDED,
     weights: Weights = None,
+    num_classes: NumClasses = None,
     pretrained: Pretrained = False,
     data: Data = EMBEDDED,
     calibration: Calibration = None,
@@ -72,7 +74,7 @@ def reproduce(
             "the generated images carry the labels of the embedded model; give your own images with --data FOLDER, and "
             "--calibration FOLDER to calibrate on others"
         )
-    net = load_model(model, weights, pretrained, device, dtype)
+    net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     sizes: dict[str, Any] = {"images": images, "calibration_images": calibration_images, "batch_size": batch_size}
     if data == EMBEDDED:
         experiment, readers = embedded_experiment(model=net, device=device, **sizes), []

@@ -12,6 +12,7 @@ from adamerge.cli.flags import (
     Device,
     Dtype,
     Model,
+    NumClasses,
     Pretrained,
     SkipBad,
     Weights,
@@ -51,6 +52,7 @@ def tune(
     cost: Cost = "true",
     model: Model = EMBEDDED,
     weights: Weights = None,
+    num_classes: NumClasses = None,
     pretrained: Pretrained = False,
     data: Data = EMBEDDED,
     limit: Images = 256,
@@ -77,7 +79,7 @@ def tune(
     given |= {"static": static, "seed": seed, "tries": tries, "time_limit": time_limit, "resume": resume}
     options = TuningOptions(**given)
     check_can_write(out)
-    net = load_model(model, weights, pretrained, device, dtype)
+    net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     shown = load_data(
         net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
     )

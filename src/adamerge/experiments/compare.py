@@ -31,9 +31,10 @@ from adamerge.hosts.base import find_host
 from adamerge.methods import METHODS
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
 from adamerge.patching.stack import install
-from adamerge.search.solve import make_calibrated_recipe, make_recipe, solve
+from adamerge.search.solve import make_calibrated_recipe
+from adamerge.search.solve_variant import check_variant, solve_variant
 from adamerge.search.target import Target
-from adamerge.search.variants import VARIANTS, Variant, find_variant
+from adamerge.search.variants import PRESET, VARIANTS, Variant, find_variant
 
 Data = Iterable[Any]
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -66,7 +67,7 @@ def compare(
     model: nn.Module,
     calibration_images: Images,
     data: Data,
-    methods: Sequence[str] | Mapping[str, Variant] = tuple(VARIANTS),
+    methods: Sequence[str] | Mapping[str, Variant] = (*VARIANTS, PRESET),
     budgets: Sequence[float | Target] = CUTS,
     *,
     out: str | os.PathLike[str],
@@ -89,7 +90,7 @@ def compare(
         calibration_images: images to solve targets on and to calibrate adaptive methods on.
         data: batches of (images, labels), or dicts with pixel_values and labels; iterated once for each cell, so a list
             or a DataLoader.
-        methods: labels of `VARIANTS`, or variants by label.
+        methods: labels of `VARIANTS` or `PRESETS`, or variants by label.
         budgets: cuts, or Targets.
         out: the folder for results.
         native: further variants whose options set their strength, such as `{"tome r=8": Variant("tome", {"r": 8})}`.
@@ -167,14 +168,10 @@ def _cells(
     if chosen and budgets and rival not in chosen:
         chosen[rival] = find_variant(rival)
     targets = [b if isinstance(b, Target) else Target(cut=b) for b in budgets]
-    for variant in (*chosen.values(), *native.values()):
-        if variant.method not in METHODS:
-            raise BadOption(f"there is no method {variant.method!r}; choose one of {', '.join(METHODS)}")
     for variant in chosen.values():
-        method = METHODS[variant.method]
-        make_recipe(method, {**variant.options, str(method.knob): method.gentle})
+        check_variant(variant)
     for variant in native.values():
-        make_recipe(METHODS[variant.method], variant.options)
+        check_variant(variant, native=True)
     if not (chosen and targets) and not native and not recipes:
         raise BadOption("there is nothing to compare; give methods and budgets, native variants, or recipes")
     return [
@@ -278,20 +275,15 @@ def measure(comparison: Comparison, cell: Cell) -> StoredResult:
 def _solved(comparison: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:
     """The recipe of a cell, and the facts that are known before it runs."""
     variant, target_cut = cell.variant, None
-    method = METHODS["none" if cell.recipe is not None else variant.method]
     if cell.recipe is not None:
         recipe, knob, met = cell.recipe, None, True
     elif cell.target is None:
+        method = METHODS[variant.method]
         recipe = make_calibrated_recipe(comparison.model, comparison.calibration, method, variant.options, variant.how)
         knob, met = variant.options.get(str(method.knob)), True
     else:
-        options = {
-            "cost": comparison.cost,
-            "tolerance": comparison.tolerance,
-            "options": variant.options,
-            "how": variant.how,
-        }
-        found = solve(comparison.model, comparison.calibration, method, cell.target, **options)
+        options: dict[str, Any] = {"cost": comparison.cost, "tolerance": comparison.tolerance}
+        found = solve_variant(comparison.model, comparison.calibration, variant, cell.target, **options)
         recipe, knob, met, target_cut = found.recipe, found.knob, found.met, found.target_cut
     extra = {} if variant.how is None else {"how": variant.how}
     dtype = str(next(comparison.model.parameters()).dtype).removeprefix("torch.")

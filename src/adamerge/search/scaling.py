@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from adamerge.core.recipe import Recipe
-from adamerge.search.evaluator import Evaluator
+from adamerge.search.evaluator import Evaluator, SweepResult
 from adamerge.search.families import protect, rates
 from adamerge.search.schedule import Rates, expected_macs, scale_rates, with_rates
 from adamerge.search.target import Target
@@ -86,8 +86,13 @@ def scale_to_target(evaluator: Evaluator, family: Recipe, rates: Rates, target: 
 
 def preset_at(evaluator: Evaluator, target: Target, static: bool = False) -> Recipe:
     """The preset at a target, calibrated on the evaluator's images."""
+    return sweep_preset(evaluator, target, static).recipe
+
+
+def sweep_preset(evaluator: Evaluator, target: Target, static: bool = False) -> SweepResult:
+    """The preset at a target, with its loss and cost on the evaluator's images."""
     host = evaluator.host
     cut = 1 - target.macs(evaluator.full) / evaluator.full
     spread = rates(cut, host.depth, evaluator.reads_patches)
     family = protect(class_token=host.class_token, static=static)
-    return evaluator.sweep(scale_to_target(evaluator, family, spread, target).recipe).recipe
+    return evaluator.sweep(scale_to_target(evaluator, family, spread, target).recipe)

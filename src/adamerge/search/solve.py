@@ -31,11 +31,11 @@ class Solution:
     """A recipe that meets a target, calibrated if it adapts.
 
     `met` is False where no knob value meets the target, because the cost moves in steps of whole tokens; then this is
-    the nearest.
+    the nearest.  `knob` is None for a preset, which has none.
     """
 
     recipe: Recipe
-    knob: float
+    knob: float | None
     gmacs: float
     cut: float
     target_cut: float

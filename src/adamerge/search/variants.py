@@ -40,9 +40,14 @@ VARIANTS: dict[str, Variant] = {
     "random": Variant("random"),
 }
 
+# The name that stands for `adamerge.presets.best` where methods are named.  It has no knob: its rates are scaled.
+PRESET = "preset"
+PRESETS: dict[str, Variant] = {PRESET: Variant(PRESET), "preset (static)": Variant(PRESET, {"static": True})}
+
 
 def find_variant(label: str) -> Variant:
-    """The variant of that label."""
-    if label not in VARIANTS:
-        raise BadOption(f"there is no variant {label!r}; choose from {', '.join(VARIANTS)}")
-    return VARIANTS[label]
+    """The variant or the preset of that label."""
+    known = {**VARIANTS, **PRESETS}
+    if label not in known:
+        raise BadOption(f"there is no variant {label!r}; choose from {', '.join(known)}")
+    return known[label]

@@ -8,12 +8,13 @@ from typing import Any
 from torch import nn
 from tqdm import tqdm
 
-from adamerge.core.errors import AdamergeError, BadOption
+from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
 from adamerge.flops import CostCount, check_cost
 from adamerge.methods import METHODS
-from adamerge.search.solve import make_calibrated_recipe, solve
+from adamerge.search.solve import make_calibrated_recipe
+from adamerge.search.solve_variant import check_variant, solve_variant
 from adamerge.search.target import Target
 from adamerge.search.variants import Variant, find_variant
 
@@ -43,6 +44,7 @@ def make_entries(
     targets: Sequence[Target | float],
     *,
     native: Mapping[str, Variant] | None = None,
+    recipes: Mapping[str, Recipe] | None = None,
     cost: CostCount = "true",
     tolerance: float = 0.005,
     progress: bool = True,
@@ -52,9 +54,10 @@ def make_entries(
     Args:
         model: a supported model; restored afterwards.
         calibration: images to solve targets and calibrate on; use others for timing.
-        methods: labels of `VARIANTS`, or variants by label.
+        methods: labels of `VARIANTS` or `PRESETS`, or variants by label.
         targets: cuts, or Targets.
         native: further variants whose options set their strength.
+        recipes: further recipes by label, such as those of `adamerge.tune`.
         cost: the count of multiply-accumulates that the targets are given in, "true" or "paper".
         tolerance: how far a cost may be from its target, as a share of it.
         progress: show a progress bar.
@@ -62,16 +65,18 @@ def make_entries(
     check_cost(cost)
     chosen = dict(methods) if isinstance(methods, Mapping) else {label: find_variant(label) for label in methods}
     native = native or {}
-    for variant in (*chosen.values(), *native.values()):
-        if variant.method not in METHODS:
-            raise BadOption(f"there is no method {variant.method!r}; choose one of {', '.join(METHODS)}")
+    for variant in chosen.values():
+        check_variant(variant)
+    for variant in native.values():
+        check_variant(variant, native=True)
     goals = [target if isinstance(target, Target) else Target(cut=target) for target in targets]
     asked: list[tuple[str, Variant, Target | None]] = [
         (label, v, goal) for goal in goals for label, v in chosen.items()
     ]
     asked += [(label, variant, None) for label, variant in native.items()]
     shown = tqdm(asked, "solving", leave=False, disable=not progress)
-    return [_entry(model, calibration, *one, cost, tolerance) for one in shown]
+    solved = [_entry(model, calibration, *one, cost, tolerance) for one in shown]
+    return solved + [Entry(label, recipe, target="recipe", cost=cost) for label, recipe in (recipes or {}).items()]
 
 
 def _entry(
@@ -83,16 +88,15 @@ def _entry(
     cost: CostCount,
     tolerance: float,
 ) -> Entry:
-    method, how = METHODS[variant.method], variant.how
+    how = variant.how
     options = json.dumps({**variant.options, **({} if how is None else {"how": how})})
     words = "native" if target is None else str(target)
     try:
         if target is None:
+            method = METHODS[variant.method]
             recipe = make_calibrated_recipe(model, calibration, method, variant.options, how)
             return Entry(label, recipe, options, variant.options.get(str(method.knob)), words, cost)
-        found = solve(
-            model, calibration, method, target, cost=cost, tolerance=tolerance, options=variant.options, how=how
-        )
+        found = solve_variant(model, calibration, variant, target, cost=cost, tolerance=tolerance)
         return Entry(label, found.recipe, options, found.knob, words, cost)
     except AdamergeError as error:
         return Entry(label, None, options, None, words, cost, f"{type(error).__name__}: {error}")

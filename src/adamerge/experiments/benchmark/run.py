@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from adamerge.core.errors import BadImages, BadOption, BadOutput
+from adamerge.core.files import check_can_write
 from adamerge.core.recipe import Recipe
 from adamerge.experiments.benchmark.contenders import (
     MERGED,
@@ -147,6 +148,7 @@ def _check(
     if rounds < 1 or (inner is not None and inner < 1):
         raise BadOption(f"rounds and inner must be at least 1; got rounds={rounds} and inner={inner}")
     if out is not None:
+        check_can_write(out)
         check_file(out)
 
 
