@@ -89,16 +89,13 @@ def compare(
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.compare import compare as run
     from adamerge.flops import check_cost
-    from adamerge.search.variants import PRESET, VARIANTS, find_variant
 
     check_cost(cost)
     check_can_write(out, folder=True)
     natives = read_natives(native)
     recipes = {path.stem: Recipe.load(path) for path in recipe or ()}
     budgets = _read_budgets(cut, gmacs, bool(natives or recipes))
-    labels = [*VARIANTS, PRESET] if methods is None else read_labels(methods)
-    for label in (*labels, rival):
-        find_variant(label)
+    labels = _read_methods(methods, rival)
     calibration = calibration_source(data, calibration)
     net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
@@ -120,6 +117,16 @@ def compare(
     _show(rows, [caught.message for caught in notes], out)
     if reread:
         report_unreadable(shown.complaint(), skip_bad, ADVICE)
+
+
+def _read_methods(methods: str | None, rival: str) -> list[str]:
+    """The labels in `--methods`, all by default; unknown ones are refused."""
+    from adamerge.search.variants import PRESET, VARIANTS, find_variant
+
+    labels = [*VARIANTS, PRESET] if methods is None else read_labels(methods)
+    for label in (*labels, rival):
+        find_variant(label)
+    return labels
 
 
 def _read_budgets(cut: str | None, gmacs: str | None, others: bool) -> "list[Target]":
