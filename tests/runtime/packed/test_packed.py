@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import adamerge
+from adamerge.core.combine import BySalience
 from adamerge.core.evidence import Evidence
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Centrality, ClassAttention
 from adamerge.core.types import PerToken
 from adamerge.methods import adamerge as as_published
-from adamerge.methods import ats, dsm, tofu
+from adamerge.methods import ats, dsm, tofu, tome
 from adamerge.presets import protect
 from adamerge.runtime.packed import attention as attend
 from adamerge.runtime.packed.attention import attend_each
@@ -23,8 +24,15 @@ from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, to
 from adamerge.runtime.packed.state import pack
 
 CPU = torch.device("cpu")
-# One combines padded tokens, one drops tokens, one keeps norms, one reads places.
-MORE: dict[str, Recipe] = {"tofu": tofu(2), "ats": ats(9), "preset": protect(r=2.5), "dsm": dsm(2.5, 1)}
+# One combines padded tokens, one drops tokens, one keeps norms, one reads places, one compares keys and not the tokens
+# that its salience reads.
+MORE: dict[str, Recipe] = {
+    "tofu": tofu(2),
+    "ats": ats(9),
+    "preset": protect(r=2.5),
+    "dsm": dsm(2.5, 1),
+    "centrality and keys": replace(tome(2), salience=Centrality("cosine"), weight=BySalience()),
+}
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

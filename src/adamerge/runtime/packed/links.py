@@ -101,9 +101,10 @@ def find_links(state: PackedState, recipe: Recipe, key: PackedHeads | None, rece
     if isinstance(recipe.salience, Centrality):
         salience = _central(state, recipe.salience, splits, best, target)
     else:
-        compared = state.x if key is None or isinstance(bipartite.metric, Tokens) else key.to(wide).mean(1)
-        _compare(normalize(compared.to(wide), dim=-1), state, splits, best, target)
         salience = None if received is None else scale_to_mean_one(received.to(wide), _counted(state, received))
+    compared = state.x if key is None or isinstance(bipartite.metric, Tokens) else key.to(wide).mean(1)
+    if compared is not state.x or not isinstance(recipe.salience, Centrality):
+        _compare(normalize(compared.to(wide), dim=-1), state, splits, best, target)
     value = best
     if salience is not None:
         value = _scored(bipartite.score, best, _of_sources(salience, splits, columns))
@@ -125,7 +126,7 @@ def _compare(unit: Packed, state: PackedState, splits: Sequence[ImageSplit], bes
 def _central(
     state: PackedState, salience: Centrality, splits: Sequence[ImageSplit], best: Tensor, target: Tensor
 ) -> PerToken:
-    """The centrality of every patch token; writes the best targets, which are read off the same products."""
+    """The centrality of every patch token; writes the best targets by tokens, which are read off the same products."""
     layout, wide = state.layout, best.dtype
     x = state.x.to(wide)
     length = x.norm(dim=-1).clamp_min(1e-12)

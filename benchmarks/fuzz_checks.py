@@ -1,0 +1,180 @@
+"""What the fuzzer checks of a case.  Every check that fails gives a line of text."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from fuzz_cases import WITH_TEXT, Case, Host, build_host, draw_images
+from torch import Tensor
+
+import adamerge
+from adamerge.core.errors import AdamergeError
+from adamerge.core.recipe import Recipe
+from adamerge.patching.apply import stack_of
+from adamerge.runtime import backend
+from adamerge.runtime.trace import Trace
+
+# How far the backends may be from each other, as a share of the greatest output.
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
+
+
+@dataclass
+class Outcome:
+    """What became of a case: "ran", "refused" with the library's own error, "host" where the host itself cannot run.
+
+    `near_tie`: plans differ in float32 where two links are equal up to rounding, and are equal in float64.
+    """
+
+    kind: str
+    problems: list[str]
+    near_tie: bool = False
+
+
+def try_case(case: Case, kernels: bool = False) -> Outcome:
+    """Run a case and check it.  No exception leaves this function, apart from an interrupt."""
+    if isinstance(case.recipe, AdamergeError):
+        return Outcome("refused", [] if len(str(case.recipe)) > 20 else [f"no message: {case.recipe!r}"])
+    outcome = _try_in(case, case.dtype, kernels)
+    if case.dtype == torch.float32 and any(line.startswith("plans") for line in outcome.problems):
+        exact = _try_in(case, torch.float64, kernels=False)
+        if not exact.problems:
+            return Outcome(outcome.kind, [], near_tie=True)
+    return outcome
+
+
+def _try_in(case: Case, dtype: torch.dtype, kernels: bool) -> Outcome:
+    host = build_host(case.host, case.side, dtype)
+    if case.features and hasattr(host.model, "forward_features"):
+        host = replace(host, see=lambda model, images: model.forward_features(images))
+    images = draw_images(case, host.shape).to(dtype)
+    try:
+        with torch.inference_mode():
+            plain = host.see(host.model, images)
+    except Exception as error:
+        return Outcome("host", [] if not isinstance(error, AdamergeError) else [f"merging stayed: {error!r}"])
+    keys = list(host.model.state_dict())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kind, problems = "ran", list(_checks(case, host, images, plain, kernels))
+    except AdamergeError as error:
+        kind, problems = "refused", [] if len(str(error)) > 20 else [f"no message: {error!r}"]
+    except Exception as error:
+        kind, problems = "failed", [f"bare {type(error).__name__}: {str(error)[:200]}"]
+    adamerge.remove(host.model)
+    with torch.inference_mode():
+        if not same(host.see(host.model, images), plain) or list(host.model.state_dict()) != keys:
+            problems.append("remove does not give the host back")
+    return Outcome(kind, problems)
+
+
+def _checks(case: Case, host: Host, images: Tensor, plain: Tensor, kernels: bool) -> Iterator[str]:
+    recipe, dtype = case.recipe, images.dtype
+    assert isinstance(recipe, Recipe)
+    if Recipe.from_json(recipe.to_json()) != recipe:
+        yield "the recipe is another one after JSON"
+    finite = images.flatten(1).isfinite().all(1)
+    with torch.inference_mode():
+        expected, before = _run(host, recipe, "reference", images)
+        yield from _sound(before, expected, plain, finite)
+        if dtype in TOLERANCE:
+            ways = ["packed", "kernels"] if kernels and dtype == torch.float32 else ["packed"]
+            for way in ways:
+                found, after = _run(host, recipe, way, images)
+                yield from _agree(way, (found, after), (expected, before), finite)
+        yield from _alone(case, host, images, finite)
+    if case.gradients and dtype == torch.float32 and bool(finite.all()):
+        yield from _gradients(host, recipe, images)
+
+
+def _run(host: Host, recipe: Recipe, way: str, images: Tensor) -> tuple[Tensor, Trace]:
+    runtime: Any = "packed" if way == "kernels" else way
+    adamerge.apply(host.model, recipe, runtime)
+    if way == "kernels":
+        selector = stack_of(host.model).selector
+        selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
+    found = host.see(host.model, images)
+    return found, adamerge.trace(host.model)
+
+
+def _sound(trace: Trace, found: Tensor, plain: Tensor, finite: Tensor) -> Iterator[str]:
+    """Shapes, dtypes, sizes, counts and slots."""
+    if found.shape != plain.shape or found.dtype != plain.dtype:
+        yield f"output {tuple(found.shape)} {found.dtype}, host {tuple(plain.shape)} {plain.dtype}"
+    if len(found) == len(finite):
+        usable = finite & plain.flatten(1).isfinite().all(1)
+        if not found[usable].isfinite().all():
+            yield "the output is not finite where the host's is"
+    size, count, slots = trace.layers[-1].size, trace.counts[:, -1], trace.slots()
+    if not torch.equal(size.sum(1).double(), torch.full((len(size),), trace.patches).double()):
+        yield f"sizes sum to {size.sum(1).tolist()}, not {trace.patches}"
+    used = [len(row.unique()) for row in slots]
+    if used != count.tolist() or bool((slots < 0).any()) or bool((trace.r < 0).any()):
+        yield f"{count.tolist()} tokens are left, but slots name {used}"
+    if not str(trace):
+        yield "the trace has no text"
+
+
+def _agree(way: str, ours: tuple[Tensor, Trace], theirs: tuple[Tensor, Trace], finite: Tensor) -> Iterator[str]:
+    """Whether a backend agrees with the reference in all images that are finite."""
+    (found, after), (expected, before) = ours, theirs
+    if not torch.equal(after.r[finite], before.r[finite]) or not torch.equal(
+        after.slots()[finite], before.slots()[finite]
+    ):
+        yield f"plans of {way} differ from the reference: {after.r.tolist()}, {before.r.tolist()}"
+        return
+    yield from _close(f"{way} and the reference", found, expected, finite)
+
+
+def _alone(case: Case, host: Host, images: Tensor, finite: Tensor) -> Iterator[str]:
+    """Whether an image gets the same result alone as among the others: to the bit where that is promised."""
+    recipe = case.recipe
+    assert isinstance(recipe, Recipe)
+    together, trace = _run(host, recipe, "auto", images)
+    one = case.seed % case.batch
+    if not finite[one] or len(together) != len(images) or case.host in WITH_TEXT:
+        return
+    alone = host.see(host.model, images[one : one + 1])
+    lonely = adamerge.trace(host.model)
+    exact = recipe.ragged and not host.ends_in_a_product
+    equal = torch.equal(lonely.r[0], trace.r[one]) and torch.equal(lonely.slots()[0], trace.slots()[one])
+    if (exact or images.dtype in TOLERANCE) and not equal:
+        yield f"plans differ alone and among strangers: {lonely.r[0].tolist()}, {trace.r[one].tolist()}"
+        return
+    if exact and not same(alone[0], together[one]):
+        far = float((alone[0] - together[one]).abs().max())
+        yield f"not the same bits alone and among strangers: {far:.1e}"
+    if not exact:
+        yield from _close("alone and among strangers", alone, together[one : one + 1], finite[one : one + 1])
+
+
+def _gradients(host: Host, recipe: Recipe, images: Tensor) -> Iterator[str]:
+    """Gradients of the reference are finite."""
+    model = copy.deepcopy(host.model)
+    with torch.enable_grad():
+        adamerge.apply(model, recipe)
+        host.see(model, images.clone()).square().mean().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            yield f"the gradient of {name} is not finite"
+            return
+
+
+def _close(what: str, found: Tensor, expected: Tensor, finite: Tensor) -> Iterator[str]:
+    if found.dtype not in TOLERANCE:
+        return
+    rows = finite if len(found) == len(finite) else slice(None)
+    found, expected = found[rows], expected[rows]
+    if not found.numel():
+        return
+    far, scale = (found - expected).abs().max().item(), max(1.0, expected.abs().max().item())
+    if not far <= TOLERANCE[found.dtype] * scale:
+        yield f"{what} differ by {far:.1e} of {scale:.1e}"
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Equal to the bit, where not a number equals itself."""
+    return torch.equal(one, other) or torch.equal(one.nan_to_num(7.0), other.nan_to_num(7.0))
