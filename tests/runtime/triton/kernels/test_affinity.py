@@ -1,10 +1,11 @@
 """Column sums and partners from one pass over the tokens are those of the whole affinity matrix."""
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
 from awkward import DEVICE, LENGTHS, layout, noise, sources
+from marks import mostly_slow
 
 from adamerge.runtime.packed.layout import Layout, ragged_layout
 from adamerge.runtime.triton.kernels.affinity import affinity, affinity_reference
@@ -12,6 +13,8 @@ from adamerge.runtime.triton.kernels.affinity_one_program import affinity_one_pr
 from adamerge.runtime.triton.kernels.affinity_row_resident import affinity_row_resident, fits_registers
 from adamerge.runtime.triton.kernels.match import Split
 from adamerge.runtime.triton.kernels.residual import add
+
+PAIRS = list(product(["dot", "cosine"], [Split(False), Split(True, 0), Split(True, 1)]))
 
 
 def summed(parts: torch.Tensor, rows: int, where: Layout) -> torch.Tensor:
@@ -52,8 +55,9 @@ def test_one_program_an_image_at_the_edges_of_its_quadrants(kind, split):
     check(x, None, where, split, kind, affinity_one_program(x, where, split, 1.0, kind == "cosine"))
 
 
-@pytest.mark.parametrize("split", [Split(False), Split(True, 0), Split(True, 1)], ids=str)
-@pytest.mark.parametrize("kind", ["dot", "cosine"])
+@pytest.mark.parametrize(
+    "kind, split", mostly_slow(PAIRS, [("dot", Split(False)), ("cosine", Split(True, 1))]), ids=str
+)
 def test_held_rows_at_the_edges_of_their_tiles(kind, split):
     where = ragged_layout([1, 64, 257, 384, 385, 512, 513, 576, 577, 640], 1, DEVICE)
     x = noise(where.total, 96, dtype=torch.float16) * 0.3
@@ -61,7 +65,7 @@ def test_held_rows_at_the_edges_of_their_tiles(kind, split):
     check(x, inverses(x), where, split, kind)
 
 
-@pytest.mark.parametrize("longest", [257, 384, 400, 513, 576])
+@pytest.mark.parametrize("longest", mostly_slow([257, 384, 400, 513, 576], [257, 400]))
 def test_rows_are_the_same_in_a_batch_with_a_longer_image(longest):
     """The tiles of an image do not depend on the longest image of the batch."""
     alone, among = ragged_layout([longest], 1, DEVICE), ragged_layout([longest, 640], 1, DEVICE)
@@ -83,7 +87,7 @@ def test_rows_too_long_to_be_held_take_two_passes(kind):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
-@pytest.mark.parametrize("broken", [0, 1, 2])
+@pytest.mark.parametrize("broken", mostly_slow([0, 1, 2], [1]))
 def test_a_broken_image_spoils_no_other_that_is_held(broken):
     def rows(x, where, split):
         parts, height, value, partner = affinity_row_resident(x, inverses(x), where, split, 1.0, cosine=False)

@@ -1,10 +1,12 @@
 """Decision and merge on the device are those of the reference, number for number."""
 
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pytest
 import torch
 from awkward import DEVICE, layout, noise
+from marks import mostly_slow
 from torch import Tensor
 
 from adamerge.core.budget import Fixed, Threshold
@@ -110,10 +112,15 @@ def expected(recipe: Recipe, x: Tensor, size: Tensor, where: Layout):
     return recipe.decide(evidence), evidence
 
 
-@pytest.mark.parametrize("name", ["one", "edges", "no prefix", "registers", "vit"])
-@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+# All recipes with short images, some with the 196 patches of a ViT.
+SHORT = list(product(RECIPES, ["one", "edges", "no prefix", "registers"]))
+LONG = list(product(RECIPES, ["vit"]))
+LONG_ALWAYS = [("published", "vit"), ("threshold", "vit"), ("the preset", "vit")]
+
+
+@pytest.mark.parametrize("recipe, name", mostly_slow(SHORT + LONG, SHORT + LONG_ALWAYS))
 def test_plans_and_averages(recipe, name):
-    where = layout(name)
+    recipe, where = RECIPES[recipe], layout(name)
     x, size = noise(where.total, 96) * 0.3, noise(where.total, seed=1).abs().mul(3).ceil()
     choice, history = decided(recipe, x, size, where)
     decision, evidence = expected(recipe, x, size, where)
