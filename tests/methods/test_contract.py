@@ -138,3 +138,16 @@ def test_methods_that_read_the_class_token_say_so_when_there_is_none(name):
     ).eval()
     with pytest.raises(adamerge.AdamergeError, match="this model has no class token"):
         adamerge.apply(model, METHODS[name](**STRONG[name]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", STRONG)
+def test_on_a_cpu_an_image_alone_and_among_strangers_gets_the_same_bits(name, dtype, model, images):
+    adamerge.apply(model, ready(name, STRONG[name], model, images))
+    model, images = model.to(dtype), images.to(dtype)
+    random = torch.Generator().manual_seed(3)
+    with torch.inference_mode():
+        alone = torch.cat([model.forward_features(image) for image in images.split(1)])
+        for size in (2, 3, 6, 11):
+            batch = torch.randint(len(images), (size,), generator=random)
+            assert torch.equal(model.forward_features(images[batch]), alone[batch])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hosts.families import build, pictures
+from hosts.families import RECIPES, build, pictures
 from torch import Tensor
 
 import adamerge
@@ -61,3 +61,16 @@ def test_features_of_another_layer_or_batch_are_refused():
 def test_a_model_that_does_not_merge_has_nothing_to_unmerge():
     with pytest.raises(NotApplied):
         adamerge.unmerge(torch.zeros(1, 17, 48), build("vit"))
+
+
+def test_features_of_images_with_different_counts_come_back_to_every_patch():
+    """Hooks inside a block see the whole batch, padded to its longest image."""
+    model, images = build("vit"), pictures()
+    adamerge.apply(model, RECIPES["adaptive"](model, images))
+    inside, trace = seen_inside(model, images), adamerge.trace(model)
+    assert len(set(trace.counts[:, -1].tolist())) > 1 and len(inside) == len(trace.layers)
+    for layer, features in enumerate(inside):
+        full, slots = adamerge.unmerge(features, model, layer), trace.slots(layer)
+        assert full.shape == (5, trace.prefix + 16, 48)
+        for image in range(5):
+            assert torch.equal(full[image, trace.prefix :], features[image, trace.prefix + slots[image]])

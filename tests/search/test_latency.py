@@ -1,10 +1,14 @@
 """A latency gives a cut, measured once.  Times are read off the costs here: no test waits for a clock."""
 
+from typing import Any
+
 import pytest
-from hosts.families import build, pictures
+from hosts.families import build, measured, pictures
 
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
+from adamerge.methods import adamerge as published
+from adamerge.runtime.backend import Backend, BackendSelector, PackedBackend
 from adamerge.search import latency
 from adamerge.search.evaluator import Evaluator, gather_images
 from adamerge.search.options import TuningOptions
@@ -85,3 +89,20 @@ def test_a_search_that_stopped_right_after_measuring_has_its_cut_in_the_journal(
     clock.timed.clear()
     assert report(model, images, latency_ratio=0.75, resume=journal).recipe == complete.recipe
     assert clock.timed == []
+
+
+def test_the_backend_that_users_get_is_timed(model, images, monkeypatch):
+    """On a CPU that is the packed one, for adaptive recipes too."""
+    chosen: list[type] = []
+    choose = BackendSelector.choose
+
+    def choose_and_note(self: BackendSelector, *args: Any) -> Backend:
+        backend = choose(self, *args)
+        chosen.append(type(backend))
+        return backend
+
+    recipe = published(6.0, measured(model, images, published(6.0)))
+    evaluator = Evaluator(model, gather_images(model, images))
+    monkeypatch.setattr(BackendSelector, "choose", choose_and_note)
+    assert latency.relative_latency(evaluator, recipe) > 0
+    assert chosen == [PackedBackend] * latency.REPEATS
