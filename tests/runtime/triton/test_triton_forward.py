@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hosts.families import RECIPES, build, pictures
+from marks import mostly_slow
 from torch import nn
 from triton.runtime.errors import OutOfResources
 
@@ -81,9 +82,14 @@ def pretend_capture(model: nn.Module) -> None:
     stack_of(model).selector.triton().is_capturing = lambda x: True
 
 
+# Every recipe runs on a ViT; with LayerScale, those of each way to decide.
+ON_VIT = [("vit", recipe) for recipe in RECIPES | MORE | ONCE]
+WITH_LAYER_SCALE = [("deit3", recipe) for recipe in ("adaptive", "tome", "threshold", "energy", "preset on tokens")]
+
+
 @pytest.mark.parametrize(
     "family, recipe",
-    [*((family, recipe) for family in ("vit", "deit3") for recipe in RECIPES | MORE), *(("vit", one) for one in ONCE)],
+    mostly_slow([*ON_VIT, *(("deit3", recipe) for recipe in RECIPES | MORE)], [*ON_VIT, *WITH_LAYER_SCALE]),
 )
 def test_same_plans_same_outputs(family, recipe):
     model, images = build(family).to(DEVICE), pictures(3).to(DEVICE)
@@ -116,7 +122,13 @@ def test_a_batch_without_images_gives_outputs_without_images(recipe):
 
 # Rows after the last image are not initialised, and the interpreter computes with numpy, which warns of overflows.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("recipe, capturing", [("adaptive", False), ("threshold", True), ("preset on tokens", False)])
+@pytest.mark.parametrize(
+    "recipe, capturing",
+    mostly_slow(
+        [("adaptive", False), ("threshold", True), ("preset on tokens", False)],
+        [("threshold", True), ("preset on tokens", False)],
+    ),
+)
 def test_half_precision_errs_no_more_than_twice_as_the_reference(recipe, capturing, monkeypatch):
     """Interpreted, there are two processors, and these products are large: sums of residuals are made by them."""
     model, images = build("deit3", embed_dim=256, mlp_ratio=1, depth=2).to(DEVICE), pictures(10).to(DEVICE)
