@@ -172,11 +172,22 @@ def test_a_gradient_is_the_sum_of_the_gradients_of_the_images(member):
 def test_training_runs_the_head_on_the_whole_batch():
     model, calls = build("vit", drop_rate=0.5).train(), []
     adamerge.apply(model, ADAPTIVE)
-    model.head_drop.register_forward_hook(lambda _, args, out: calls.append(len(out)))
+    own = model.head_drop.forward
+    model.head_drop.forward = lambda x: (calls.append(len(x)), own(x))[1]
     model(pictures(5))
     assert calls == [5]
     model.eval()(pictures(5))
     assert calls == [5, 1, 1, 1, 1, 1]
+
+
+def test_a_hook_on_a_layer_of_the_head_sees_the_whole_batch():
+    model, seen = adamerge.apply(build("vit"), ADAPTIVE), []
+    with torch.no_grad():
+        expected = model(pictures(5))
+        model.head.register_forward_hook(lambda _, args, out: seen.append(out))
+        got = model(pictures(5))
+    assert len(seen) == 1 and torch.equal(seen[0], got)
+    torch.testing.assert_close(got, expected)
 
 
 def test_real_heads_of_every_timm_kind_are_found():

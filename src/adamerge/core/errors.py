@@ -31,6 +31,10 @@ class PatchConflict(AdamergeError, RuntimeError):
     """Another library changed a module after `adamerge.apply` patched it, so that the patch cannot be undone."""
 
 
+class HookNotCalled(AdamergeError, RuntimeError):
+    """A module has a hook, or a `forward` of its own, that a merged model would not call."""
+
+
 class BadWeights(AdamergeError, ValueError):
     """A weights file does not fit the model."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from adamerge.core.errors import BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
@@ -125,6 +126,11 @@ def find_host(model: nn.Module) -> Host:
     """The host view of a supported model; any other is refused with the list of what is supported."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"expected a torch.nn.Module, got {type(model).__name__}; pass the model itself")
+    if isinstance(model, GraphModule):
+        raise UnsupportedModel(
+            f"this {type(model).__name__} is a graph that torch.fx made of a model, which has no blocks to merge in; "
+            "pass the model itself, and read features of merged blocks by forward hooks"
+        )
     roots = {base.__module__.partition(".")[0] for base in type(model).__mro__}
     for library, module in LIBRARIES.items():
         if library in roots:
@@ -133,5 +139,5 @@ def find_host(model: nn.Module) -> Host:
     raise UnsupportedModel(
         f"{type(model).__module__}.{type(model).__name__} is not supported; supported are vision transformers "
         f"of {', '.join(LIBRARIES)}; the README lists them. If it is wrapped (DataParallel, a pipeline), pass the "
-        "inner model, such as model.module."
+        "inner model, such as model.module or, after torch.compile, model._orig_mod."
     )

@@ -64,6 +64,11 @@ class MultiheadBlock:
         out, _ = call_as(self.attn, forward, y, y, y, need_weights=False)
         return getattr(self.block, self.after_attention)(out)
 
+    @property
+    def replaced(self) -> tuple[nn.Module, ...]:
+        """The modules in whose place this view runs."""
+        return self.block, self.attn
+
     def _heads(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         attn = self.attn
         made = linear(y, attn.in_proj_weight, attn.in_proj_bias)

@@ -10,6 +10,7 @@ from timm.layers.attention import Attention, AttentionRope
 from timm.layers.layer_scale import LayerScale
 from timm.layers.mlp import Mlp
 from timm.layers.pos_embed_sincos import apply_rot_embed_cat
+from timm.models._features import FeatureGetterNet
 from timm.models.eva import Eva, EvaAttention, EvaBlock, EvaBlockPostNorm
 from timm.models.vision_transformer import Block, ParallelThingsBlock, ResPostBlock, VisionTransformer
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from adamerge.core.errors import UnsupportedModel
 from adamerge.hosts.base import Host
 from adamerge.hosts.block_params import PlainBlockLayers, extract_params
 from adamerge.hosts.call_convention import CallConvention
-from adamerge.hosts.timm_attention import call_attention, head_dim, project_heads, separate_bias, split_heads
+from adamerge.hosts.timm_attention import call_attention, head_dim, linear_in, project_heads, separate_bias, split_heads
 from adamerge.runtime.block_view import AttendHeads, BlockShape, LinearParams, PlainBlockParams, Rotation
 from adamerge.runtime.hooks import call_as
 
@@ -77,6 +78,11 @@ class TimmBlock:
     def attention_branch(self, x: Tensor, attend: AttendHeads) -> Tensor:
         attended = call_attention(self.attn, self.block.norm1(x), attend)
         return self.block.drop_path1(self.block.ls1(attended))
+
+    @property
+    def replaced(self) -> tuple[nn.Module, ...]:
+        """The modules in whose place this view runs."""
+        return self.block, self.attn
 
     def params(self) -> PlainBlockParams | None:
         if type(self.block) is not Block:
@@ -145,6 +151,10 @@ class ParallelBlock(TimmBlock):
 
         return torch.stack([call(side) for side in self.block.attns]).sum(0)
 
+    @property
+    def replaced(self) -> tuple[nn.Module, ...]:
+        return self.block, *(module for side in self.block.attns for module in (side, side.attn))
+
     def mlp(self, x: Tensor) -> Tensor:
         return torch.stack([ffn(x) for ffn in self.block.ffns]).sum(0)
 
@@ -210,6 +220,9 @@ ATTENTIONS = (Attention, EvaAttention, AttentionRope)
 
 def host(model: nn.Module) -> Host:
     """The host of a timm model.  A model with a block that is not known is refused, with the reason."""
+    inner = dict(model.named_children()).get("model")
+    if isinstance(model, FeatureGetterNet) and isinstance(inner, (VisionTransformer, Eva)):
+        return replace(host(inner), model=model)
     if not isinstance(model, (VisionTransformer, Eva)):
         name = type(model).__name__
         why = f": {REASONS[name]}" if name in REASONS else ""
@@ -263,8 +276,9 @@ def _scaled(x: Tensor, gamma: Tensor | None) -> Tensor:
 
 def _shape(attn: Any, mlp: nn.Module) -> BlockShape:
     parts = (attn.qkv,) if attn.qkv is not None else (attn.q_proj, attn.k_proj, attn.v_proj)
-    qkv, project = sum(part.weight.numel() for part in parts), attn.proj.weight.numel()
-    return BlockShape(parts[0].in_features, attn.num_heads, head_dim(attn), qkv, project, _linear_macs(mlp))
+    qkv, project = sum(map(_linear_macs, parts)), _linear_macs(attn.proj)
+    dim = linear_in(parts[0]).in_features
+    return BlockShape(dim, attn.num_heads, head_dim(attn), qkv, project, _linear_macs(mlp))
 
 
 def _image_shape(model: Any) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from adamerge.runtime.block_view import AttendHeads
@@ -28,7 +28,12 @@ def split_heads(attn: Any, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def head_dim(attn: Any) -> int:
     """The width of one head."""
     # In older releases of timm, Eva's attention has no attribute `head_dim`.
-    return attn.proj.in_features // attn.num_heads
+    return linear_in(attn.proj).in_features // attn.num_heads
+
+
+def linear_in(layer: Any) -> Any:
+    """The linear layer itself, or the first one inside of a module that wraps it, as adapters do."""
+    return next((part for part in layer.modules() if isinstance(part, nn.Linear)), layer)
 
 
 def _packed(attn: Any, y: Tensor) -> Tensor:

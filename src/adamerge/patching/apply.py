@@ -56,7 +56,9 @@ def apply(
     check_can_run(recipe, host.depth, host.class_token)
     if recipe.stats is not None:
         _warn_if_stats_of_another_recipe(recipe, recipe.stats)
-    install(host, Stack(host, recipe, runtime, cuda_graphs=cuda_graphs))
+    stack = Stack(host, recipe, runtime, cuda_graphs=cuda_graphs)
+    stack.find_hooks()
+    install(host, stack)
     return model
 
 

@@ -4,6 +4,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.hosts.call_convention import CallConvention
@@ -11,6 +12,16 @@ from adamerge.runtime.backend import Backend, ReferenceBackend
 from adamerge.runtime.hooks import call_as
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, Trace
+
+
+def refuse_symbols(x: Any) -> None:
+    """Refuse the symbols by which torch.fx traces a model: which tokens merge depends on the images."""
+    if isinstance(x, Proxy):
+        raise BadOption(
+            "torch.fx cannot trace a merged model, because what merges depends on the images. For features between "
+            "blocks use forward hooks on the blocks, or timm's forward_intermediates; for a graph use torch.compile or "
+            "torch.export; or trace the model before merging, after adamerge.remove(model)."
+        )
 
 
 @runtime_checkable
@@ -82,13 +93,28 @@ class ForwardPass:
 
 
 class BlockCall:
-    """One block of a forward pass.  It takes and gives tokens in the host's own shape."""
+    """One block of a forward pass.  It takes and gives tokens in the host's own shape.
+
+    Its other attributes are those of the block: code that loops over blocks can read, freeze, hook or change them.
+    """
+
+    forward_pass: ForwardPass
+    layer: int
 
     def __init__(self, forward_pass: ForwardPass, layer: int):
-        self.forward_pass, self.layer = forward_pass, layer
+        vars(self).update(forward_pass=forward_pass, layer=layer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying and pickling ask for these before there is a block
+            raise AttributeError(name)
+        return getattr(self.forward_pass.stack.block(self.layer), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.forward_pass.stack.block(self.layer), name, value)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         current = self.forward_pass
+        refuse_symbols(x)
         self._refuse_changed_tokens(x)
         if current.stack.convention.hooked_by_class:
             # Through the module, so that hooks on the block see it run.

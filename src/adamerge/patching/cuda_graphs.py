@@ -51,7 +51,10 @@ def check_backend(model: Callable[[Tensor], Any], images: Tensor) -> None:
     """Refuse adaptive counts without the kernels: they are read back from the device, which a graph cannot do."""
     stacks = [part for part in model.modules() if isinstance(part, Stack)] if isinstance(model, nn.Module) else []
     for stack in stacks:
-        reason = stack.selector.why_reference(images, stack.training) if stack.recipe.ragged else None
+        if not stack.recipe.ragged:
+            continue
+        hooks = stack.find_hooks()
+        reason = stack.selector.why_reference(images, stack.training) or (hooks and hooks.reason)
         if reason is not None:
             raise BadOption(
                 f"a CUDA graph of a recipe whose counts adapt to the image needs the kernels, but {reason}. Apply the "

@@ -11,6 +11,7 @@ from types import MethodType
 from typing import Any
 
 from torch import nn
+from torch.fx import Proxy
 
 # Called as `around(own, self, *args, **kwargs)`, where `own` is the method of the unpatched class; with a context, as
 # `around(own, self, context, *args, **kwargs)`.  It must be a function at the top of its file, so that models can be
@@ -62,6 +63,9 @@ def _wrapped(base: type[nn.Module], replacement: Replacement) -> Around:
 
     @wraps(getattr(base, method))
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, Proxy) for value in args):
+            # torch.fx traces; the stack of blocks says what to do instead.
+            return getattr(base, method)(self, *args, **kwargs)
         if has_context:
             args = (self.adamerge_context[method], *args)
         # Read at each call: the class is kept, and another library may replace the method of the base meanwhile.

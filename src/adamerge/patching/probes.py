@@ -1,5 +1,6 @@
 """Probes: modules in the place of a host's blocks that record the tokens, return them unchanged, or return others."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from adamerge.hosts.base import BlockStack, Host
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
+from adamerge.runtime.hooks import HookFinder
 
 
 class Probe(BlockStack):
@@ -91,6 +93,14 @@ class _InputProbe(Probe):
 
 def embed(host: Host, model: nn.Module, batch: Tensor) -> tuple[reference.State, list[reference.Tables]]:
     """The tokens that enter the first block for a batch, as a state, and the rotary tables of every block."""
+    hooks = HookFinder(list(host.container.children()), host.views, host.convention.ignores_hook).find()
+    if hooks is not None and hooks.whole:
+        warnings.warn(
+            f"{hooks.reason}; calibration and tuning run the parts of blocks one by one, and do not call hooks on a "
+            "block or on its attention as a whole. Put it on a part (a norm, a projection, the MLP) if it changes "
+            "tokens, or remove it meanwhile.",
+            stacklevel=2,
+        )
     probe, blocks = _InputProbe(host), host.blocks
     install(host, probe)
     try:

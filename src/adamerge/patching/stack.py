@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from adamerge.core.errors import BadOption, PatchConflict
 from adamerge.core.recipe import Recipe
 from adamerge.hosts.base import BlockStack, Host
-from adamerge.patching.block_calls import BlockCall, ForwardPass
+from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
+from adamerge.patching.pruning import pruning_patches
 from adamerge.patching.whole_pass import in_whole_pass, whole_pass_patches
 from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
-from adamerge.runtime.hooks import HookFinder, Hooks, constant_for_compilers
+from adamerge.runtime.hooks import HOOK_ATTRIBUTES, HookFinder, Hooks, constant_for_compilers
 from adamerge.runtime.module_watch import ModuleWatch
 from adamerge.runtime.trace import BuildTrace, Trace
 from adamerge.runtime.triton.graph_cache import GraphCache, LayerTables, graphs_allowed
@@ -37,8 +38,11 @@ class Stack(BlockStack):
         # Where a stack is installed already, its modules have the state of the model, not those of the container.
         current = installed(host) or host.container
         self.training = current.training
+        # Hooks on the container run around all blocks.
+        vars(self).update({name: vars(current)[name] for name in HOOK_ATTRIBUTES})
         for (name, block), state in zip(host.container.named_children(), current.children(), strict=True):
-            self.add_module(name, make_proxy(block, state) if host.convention.hooked_by_class else block)
+            super().add_module(name, make_proxy(block, state) if host.convention.hooked_by_class else block)
+        self._blocks = tuple(self.children())
         rotary = host.convention.rotary_keyword is not None
         self.selector = BackendSelector(host.views, recipe, host.prefix, host.class_token, runtime, rotary=rotary)
         self._patches = _method_patches(host, recipe, self.selector)
@@ -46,6 +50,14 @@ class Stack(BlockStack):
         self._graphs: GraphCache | None = None
         self._hook_finder: HookFinder | None = None
         self._trace: Trace | BuildTrace | None = None
+
+    def _refuse_change(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise PatchConflict(
+            "the blocks of a merged model cannot be exchanged, added or deleted: recipes and statistics are for these. "
+            "Call adamerge.remove(model), change the blocks, then adamerge.apply again. Parts of a block may change."
+        )
+
+    __setitem__ = __delitem__ = add_module = append = extend = insert = pop = _refuse_change
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has not run yet."""
@@ -74,6 +86,7 @@ class Stack(BlockStack):
         for module in modules:
             unpatch(module)
         self.container.training = self.training
+        vars(self.container).update({name: vars(self)[name] for name in HOOK_ATTRIBUTES})
         for mine, own in zip(self.children(), self.container.children(), strict=True):
             copy_attributes(mine, own)
 
@@ -109,6 +122,8 @@ class Stack(BlockStack):
 
     def forward(self, x: Tensor, tables: LayerTables = ()) -> Tensor:
         """All blocks on tokens `x`, each with its rotary tables where the host has any."""
+        refuse_symbols(x)
+        self._refuse_recorded_counts()
         replayed = self.graphs.run(x, tables) if self._may_replay(x) else None
         if replayed is not None:
             self.keep_trace(replayed.build_trace)
@@ -118,6 +133,15 @@ class Stack(BlockStack):
         tokens, trace = self._run_blocks(x, tables)
         self.keep_trace(trace)
         return tokens
+
+    def _refuse_recorded_counts(self) -> None:
+        """Refuse torch.jit.trace of adaptive counts."""
+        if self.recipe.ragged and torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            raise BadOption(
+                "torch.jit.trace would record how many tokens merge in this batch and repeat that for all; the counts "
+                "of this recipe adapt to the image. Trace a recipe with fixed counts such as tome(8), or use "
+                "torch.compile."
+            )
 
     def _run_blocks(self, x: Tensor, tables: LayerTables) -> tuple[Tensor, Trace | BuildTrace]:
         backend = self.choose_backend(x)
@@ -143,9 +167,14 @@ class Stack(BlockStack):
         return self.find_hooks() is not None
 
     def find_hooks(self) -> Hooks | None:
-        """Where hooks are on the blocks and their parts, other than those of the host library; None without any."""
+        """Where hooks are on the blocks and their parts, other than those of the host library; None without any.
+
+        Hooks that no backend calls are refused.
+        """
+        if not getattr(self, "_is_replica", False) and (*self.children(),) != self._blocks:
+            self._refuse_change()
         if self._hook_finder is None:
-            self._hook_finder = HookFinder(lambda: list(self.children()), self.convention.ignores_hook)
+            self._hook_finder = HookFinder(list(self.children()), self.host.views, self.convention.ignores_hook)
         return self._hook_finder.find()
 
     @property
@@ -189,6 +218,7 @@ class Stack(BlockStack):
                 f"blocks of a merged model run in order from the first; [{which.start}:{which.stop}:{which.step}] "
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
+        self._refuse_recorded_counts()
         self.convention.check_can_run(self.host.owner, list(self.children()))
         return self._calls(layers)
 
@@ -217,7 +247,7 @@ def _method_patches(host: Host, recipe: Recipe, selector: BackendSelector) -> tu
     """The patches of modules around the blocks: a head that runs per image, an embedding that kernels compute."""
     head = per_image_patches(host.head) if recipe.ragged else ()
     embedding = (*patch_embedding_patches(host.model), *position_patches(host, selector)) if selector.may_pack else ()
-    return (*head, *embedding, *whole_pass_patches(host))
+    return (*head, *embedding, *whole_pass_patches(host), *pruning_patches(host))
 
 
 def installed(host: Host) -> Stack | None:
