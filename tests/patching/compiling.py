@@ -1,8 +1,8 @@
 """Compiles merged models and prints what came of it as JSON; run by itself, without the run-time checker of types."""
 
+import copy
 import importlib.util
 import json
-import sys
 
 import torch
 from hosts.zoo import ZOO, Member
@@ -26,23 +26,19 @@ CHOSEN = {
     "torchvision/ViT": ("adamerge",),
     "open_clip/CLIP": ("tome",),
 }
-# Counts of images differ after the first block; tracing two such blocks takes half as long as three.
-TWICE_ADAPTIVE = published((6.0, 0.0, 6.0), LayerStats((0.3,) * 3, (0.1,) * 3))
-# One host that calls its blocks as a whole, one that loops over them; with more time, one with rotary tables too.
-IN_PIECES: dict[str, Recipe] = {"timm/ViT": TWICE_ADAPTIVE, "transformers/ViT": TWICE_ADAPTIVE}
-SLOWLY_IN_PIECES: dict[str, Recipe] = {name: ADAPTIVE for name in ("timm/ViT", "transformers/ViT", "timm/DINOv3")}
+# One host that calls its blocks as a whole, one that loops over them, one with rotary tables.
+ADAPTING = ("timm/ViT", "transformers/ViT", "timm/DINOv3")
 
 
-def compiled(member: Member, recipe: Recipe, whole: bool) -> float:
+def compiled(member: Member, recipe: Recipe) -> float:
     """The largest difference between the compiled merged model and the same one run plainly."""
     torch.compiler.reset()
-    # Adaptive counts are traced for each image.
-    model, images = adamerge.apply(member.build(), recipe), member.images(4 if whole else 2)
+    model, images = adamerge.apply(member.build(), recipe), member.images(4)
     with torch.no_grad():
         plain, r = member.see(model, images), adamerge.trace(model).r
-        out = torch.compile(lambda x: member.see(model, x), backend="eager", fullgraph=whole)(images)
+        out = torch.compile(lambda x: member.see(model, x), backend="eager", fullgraph=True)(images)
     assert torch.equal(adamerge.trace(model).r, r)
-    assert whole or len(r.unique(dim=0)) > 1
+    assert not recipe.ragged or len(r.unique(dim=0)) > 1
     return float((out - plain).abs().max())
 
 
@@ -59,22 +55,37 @@ def hooked(member: Member) -> float:
     return float((out - plain).abs().max())
 
 
-def main(which: str) -> None:
-    """Fixed budgets as one graph and adaptive ones in pieces, or more adaptive ones."""
+def compiled_copies(member: Member) -> float:
+    """The same for a copy with other weights, through the stages of a real backend, under autocast."""
+    torch.compiler.reset()
+    first = adamerge.apply(member.build(), ADAPTIVE)
+    second, images = copy.deepcopy(first), member.images(2)
+    for parameter in second.parameters():
+        parameter.data *= 0.9
+    differences = []
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        for model in (first, second):
+            plain = member.see(model, images)
+            out = torch.compile(model, backend="aot_eager", fullgraph=True)(images)
+            differences.append(float((getattr(out, "logits", out) - plain).abs().max()))
+    return max(differences)
+
+
+def main() -> None:
+    """Every model as one graph: fixed budgets traced, the blocks of an adaptive one as one operator."""
     found: dict[str, float] = {}
     torch.set_num_threads(1)
-    fixed, adaptive = ({}, SLOWLY_IN_PIECES) if which == "slow" else (CHOSEN, IN_PIECES)
     for member in ZOO:
-        if not importlib.util.find_spec(member.library):
-            continue
-        for name in fixed.get(str(member), ()):
-            found[f"{member} {name}"] = compiled(member, FIXED[name], whole=True)
-        if str(member) in adaptive:
-            found[f"{member} adaptive"] = compiled(member, adaptive[str(member)], whole=False)
-    if which != "slow":
-        found["timm/ViT hooked"] = hooked(next(member for member in ZOO if str(member) == "timm/ViT"))
+        if str(member) in CHOSEN and importlib.util.find_spec(member.library):
+            for name in CHOSEN[str(member)]:
+                found[f"{member} {name}"] = compiled(member, FIXED[name])
+            if str(member) in ADAPTING:
+                found[f"{member} adaptive"] = compiled(member, ADAPTIVE)
+            if str(member) == ADAPTING[0]:
+                found[f"{member}, copies"] = compiled_copies(member)
+                found[f"{member}, hooked"] = hooked(member)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

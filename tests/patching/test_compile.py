@@ -33,18 +33,17 @@ def member(request) -> Member:
 @pytest.mark.skipif(
     torch.__version__ < "2.7", reason="torch 2.6 cannot follow dataclasses.replace and breaks the graph"
 )
-@pytest.mark.parametrize("which, at_least", [("fast", 7), pytest.param("slow", 1, marks=pytest.mark.slow)])
-def test_fixed_budgets_compile_to_one_graph_and_adaptive_ones_in_pieces(which, at_least):
-    """How many tokens an image keeps is known only when it runs: with an adaptive budget every layer ends a graph.
+def test_merged_models_compile_to_one_graph():
+    """How many tokens an image keeps is known only when it runs: the blocks of an adaptive budget are one operator.
 
     `fullgraph` raises on the first break.  In a new interpreter, because the checker of types does not compile.
     """
     paths = os.pathsep.join([str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, str(SCRIPT), which], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) >= at_least and max(found.values()) < 1e-5
+    assert len(found) > 6 and max(found.values()) < 1e-5
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -19,7 +19,12 @@ Methods = tuple[tuple[nn.Module, str], ...]
 
 
 class BlockStack(nn.Module):
-    """What stands in the place of a host's block container while merging is applied."""
+    """What stands in the place of a host's block container while merging is applied.
+
+    `looped` says whether a compiler follows the host's loop over the blocks, which reads nothing between them.
+    """
+
+    looped = False
 
     @property
     def container(self) -> nn.Module:

@@ -13,6 +13,7 @@ from adamerge.hosts.base import BlockStack, Host
 from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
+from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, run_opaque
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
@@ -47,6 +48,7 @@ class Stack(BlockStack):
         self.selector = BackendSelector(host.views, recipe, host.prefix, host.class_token, runtime, rotary=rotary)
         self._patches = _method_patches(host, recipe, self.selector)
         self.cuda_graphs = cuda_graphs
+        self._number = give_number(self)
         self._graphs: GraphCache | None = None
         self._hook_finder: HookFinder | None = None
         self._trace: Trace | BuildTrace | None = None
@@ -62,6 +64,10 @@ class Stack(BlockStack):
     def __getstate__(self) -> dict[str, Any]:
         """A copy of a model has not run yet."""
         return {**self.__dict__, "_trace": None, "_graphs": None, "_hook_finder": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._number = give_number(self)
 
     @property
     def container(self) -> nn.Module:
@@ -124,6 +130,8 @@ class Stack(BlockStack):
         """All blocks on tokens `x`, each with its rotary tables where the host has any."""
         refuse_symbols(x)
         self._refuse_recorded_counts()
+        if followed_by_compiler() and self._opaque():
+            return run_opaque(self._number, x, tables)
         replayed = self.graphs.run(x, tables) if self._may_replay(x) else None
         if replayed is not None:
             self.keep_trace(replayed.build_trace)
@@ -142,6 +150,16 @@ class Stack(BlockStack):
                 "of this recipe adapt to the image. Trace a recipe with fixed counts such as tome(8), or use "
                 "torch.compile."
             )
+
+    def _opaque(self) -> bool:
+        """Whether a compiler takes all blocks as one operator: for inference, where it could not follow them."""
+        inference = not (self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False))
+        kernels = self._on_cuda() and self.selector.runtime != "reference"
+        return inference and self.selector.merges and (self.recipe.ragged or kernels)
+
+    @constant_for_compilers
+    def _on_cuda(self) -> bool:
+        return next(self.parameters()).is_cuda
 
     def _run_blocks(self, x: Tensor, tables: LayerTables) -> tuple[Tensor, Trace | BuildTrace]:
         backend = self.choose_backend(x)
@@ -235,9 +253,15 @@ class Stack(BlockStack):
 
     def _may_run_at_once(self) -> bool:
         """Whether the loop over the blocks that begins now reads nothing between them."""
-        if not (self.convention.clean_loop or in_whole_pass(self)) or torch.compiler.is_compiling():
+        if not (self.convention.clean_loop or in_whole_pass(self)):
             return False
-        return not self.convention.records_tokens(list(self.children()))
+        if torch.compiler.is_compiling() and not (followed_by_compiler() and self._opaque()):
+            return False
+        return not self._records_tokens()
+
+    @constant_for_compilers
+    def _records_tokens(self) -> bool:
+        return self.convention.records_tokens(list(self.children()))
 
     def extra_repr(self) -> str:
         return f"recipe={self.recipe}"

@@ -22,8 +22,15 @@ def whole_pass_patches(host: Host) -> tuple[MethodPatch, ...]:
 def mark_loop(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     """Run the host's loop `own`, and let its stack know that it may wait for the last block."""
     stacks = [child for child in self.children() if isinstance(child, BlockStack)]
-    if torch.compiler.is_compiling() or not stacks or _asks_for_hidden_states(self, args, kwargs):
+    if not stacks or _asks_for_hidden_states(self, args, kwargs):
         return own(self, *args, **kwargs)
+    if torch.compiler.is_compiling():
+        # Compilers do not follow context variables.
+        stacks[0].looped = True
+        try:
+            return own(self, *args, **kwargs)
+        finally:
+            stacks[0].looped = False
     token = _looped.set(stacks[0])
     try:
         return own(self, *args, **kwargs)
@@ -33,7 +40,7 @@ def mark_loop(own: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
 
 def in_whole_pass(stack: BlockStack) -> bool:
     """Whether the loop that runs now over the blocks of `stack` reads nothing between them."""
-    return not torch.compiler.is_compiling() and _looped.get() is stack
+    return stack.looped if torch.compiler.is_compiling() else _looped.get() is stack
 
 
 def _asks_for_hidden_states(owner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
