@@ -46,7 +46,7 @@ def hooked(member: Member) -> float:
     """The same for a model whose second block has a hook, which must run."""
     torch.compiler.reset()
     model, images = adamerge.apply(member.build(), tome(3)), member.images()
-    seen: list[torch.Tensor] = []
+    seen: list[object] = []
     with torch.no_grad():
         plain = model(images)
         stack_of(model).block(1).register_forward_hook(lambda _, args, out: seen.append(out))
