@@ -15,6 +15,7 @@ such as a convolution of an unusual dtype; `near_ties` ran, with plans that roun
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--case", type=int, help="only this case, with everything about it")
     parser.add_argument("--rows", type=Path, help="the CSV file to add rows to")
     given = parser.parse_args(arguments)
+    # A run in the background is stopped by SIGTERM, and writes its row as after Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if given.kind == "kernels":
         os.environ["TRITON_INTERPRET"] = "1"
     try_case = _how_to_try(given.kind)
@@ -81,8 +85,8 @@ def _chunk(given: argparse.Namespace, try_case: Try, first: int, cases: int, unt
                 break
             outcome, problems = try_case(given.seed, number, False)
             counts["failures" if problems else outcome] += 1
-            if problems:
-                print(f"case {number}: {'; '.join(problems)}", flush=True)
+            if problems or outcome == "near_ties":
+                print(f"case {number}: {'; '.join(problems) or 'a near tie'}", flush=True)
             done += 1
     except KeyboardInterrupt:
         stopped = True

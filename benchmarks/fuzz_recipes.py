@@ -152,13 +152,18 @@ def _composition(choose: random.Random, depth: int, patches: int) -> Recipe:
     salience: list[Any] = [Uniform(), Centrality("dot"), Centrality("scaled"), Centrality("cosine")]
     if not before:
         salience += [ClassAttention(), ClassShare(), Sharpness(), AttentionShare()]
+    chosen, links = choose.choice(salience), _links(choose, budget, before)
+    combine = choose.choice([Average(), Average(), Drop(), MeanNorm(), KeepNorm(), DropThenKeepNorm(0.5)])
+    if isinstance(combine, (Drop, DropThenKeepNorm)) and isinstance(getattr(links, "split", None), ByEnergy):
+        # Two tokens have the same energy up to rounding, which would say which of them is dropped.
+        combine = Average()
     return Recipe(
         site="before_block" if before else "after_attention",
-        salience=choose.choice(salience),
-        links=_links(choose, budget, before),
+        salience=chosen,
+        links=links,
         budget=budget,
         weight=choose.choice([BySalience(), BySize(), BySalienceAndSize()]),
-        combine=choose.choice([Average(), Average(), Drop(), MeanNorm(), KeepNorm(), DropThenKeepNorm(0.5)]),
+        combine=combine,
         order=choose.choice(["kept", "sources_first"]),
         proportional_attention=choose.random() < 0.5,
     )
