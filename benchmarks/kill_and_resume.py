@@ -56,8 +56,11 @@ COMMANDS: dict[str, list[str]] = {
         *["--images", "4", "--calibration-images", "4", "--device", "cpu", "--out", "bench.csv"],
     ],
 }
-# What may differ between two runs: measured times, and what follows from them.
-TIMED = ("seconds", "date", "speed", "ms", "median", "throughput", "least", "most", "ratio", "low", "high", "time")
+# Fields that may differ between two runs: measured times and memory, and what follows from them.
+TIMED = {
+    *("seconds", "full_seconds", "images_per_second", "speedup", "ms_p20", "ms_p50", "ms_p80", "best_unmerged"),
+    *("reached_true", "reached_paper", "stages", "deciding", "peak_mb", "own_mb", "date", "time", "elapsed"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,7 +202,11 @@ def differences(undisturbed: Path, folder: Path) -> list[str]:
     mine, theirs = results(folder), results(undisturbed)
     if mine != theirs:
         return [f"files {[str(p) for p in mine]}, undisturbed {[str(p) for p in theirs]}"]
-    return [str(path) for path in mine if _content(folder / path) != _content(undisturbed / path)]
+    return [
+        f"{path}: {_first_difference(_content(folder / path), _content(undisturbed / path))}"
+        for path in mine
+        if _content(folder / path) != _content(undisturbed / path)
+    ]
 
 
 def _content(path: Path) -> Any:
@@ -211,14 +218,25 @@ def _content(path: Path) -> Any:
         return _without_times(read_table(text))
     if path.suffix == ".jsonl":
         return [_without_times(json.loads(line)) for line in text.splitlines()]
-    # A report has the same lines with other times.
-    return [line for line in text.splitlines() if not any(word in line.lower() for word in TIMED)]
+    # Reports have the figures of the other files, with times between them.
+    return None
+
+
+def _first_difference(mine: Any, theirs: Any, where: str = "") -> str:
+    """Where two contents differ first."""
+    if isinstance(mine, dict) and isinstance(theirs, dict) and mine.keys() == theirs.keys():
+        inner = [(key, mine[key], theirs[key]) for key in mine]
+    elif isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        inner = list(zip(range(len(mine)), mine, theirs, strict=True))
+    else:
+        return f"{where}: {str(mine)[:100]}, undisturbed {str(theirs)[:100]}"
+    key, one, other = next(each for each in inner if each[1] != each[2])
+    return _first_difference(one, other, f"{where}/{key}")
 
 
 def _without_times(data: Any) -> Any:
     if isinstance(data, dict):
-        kept = {k: v for k, v in data.items() if not any(word in str(k).lower().split("_") for word in TIMED)}
-        return {key: _without_times(value) for key, value in kept.items()}
+        return {key: _without_times(value) for key, value in data.items() if key not in TIMED}
     return [_without_times(value) for value in data] if isinstance(data, list) else data
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
 from import_graph import drawing
 from reading import MODELS, ROOT, Row, interval, read
+from reliability_tables import fuzz_table, kill_table, load_table, mutation_table, neighbour_table
 from speed_tables import (
     blocks_table,
     deciding_table,
@@ -156,7 +157,8 @@ def filled(text: str, name: str, table: str) -> str:
 def pages() -> dict[Path, str]:
     """The pages with their tables written from the results."""
     readme, docs = ROOT / "README.md", ROOT / "docs"
-    results, frontier, speed, design = (docs / f"{name}.md" for name in ("results", "frontier", "speed", "design"))
+    names = ("results", "frontier", "speed", "design", "reliability")
+    results, frontier, speed, design, reliability = (docs / f"{name}.md" for name in names)
     long = "\n\n".join(long_table(model) for model in MODELS)
     return {
         readme: _all_filled(readme, {"comparison": short_table(), "supported": zoo_table()}),
@@ -178,6 +180,16 @@ def pages() -> dict[Path, str]:
                 "parity": parity_table(),
                 "floor": floor_table(),
                 "speed": speed_table(),
+            },
+        ),
+        reliability: _all_filled(
+            reliability,
+            {
+                "fuzz": fuzz_table(),
+                "kills": kill_table(),
+                "load": load_table(),
+                "neighbour": neighbour_table(),
+                "mutation": mutation_table(),
             },
         ),
         frontier: _all_filled(
