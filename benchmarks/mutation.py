@@ -3,7 +3,7 @@
 For each area a sample of mutants (benchmarks/mutants.py) is drawn.  Each is tried with the tests nearest to its file;
 it is killed if one of them fails.  The state file keeps what was tried, so that a stopped run can go on.  A finished
 area adds a row to benchmarks/results/mutation.csv.  Mutants that change no behaviour are listed, with the reason, in
-benchmarks/equivalent_mutants.csv and are not counted.
+benchmarks/equivalent_mutants.tsv and are not counted.
 
     python benchmarks/mutation.py --area methods --number 60 --state /tmp/mutation.jsonl
 """
@@ -28,7 +28,7 @@ from mutants import Mutant, mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "mutation.csv"
-EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.csv"
+EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.tsv"
 COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml")
 # The sources of each area, and the tests nearest to them: those of a file's own name first.
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -93,6 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=Path, default=ROWS, help="the CSV file to add rows to")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="seconds after which to stop")
     given = parser.parse_args(arguments)
+    # An interrupted run ends its children.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     state = State(given.state)
     until = time.monotonic() + given.time_limit
     with tempfile.TemporaryDirectory() as folder:
@@ -219,14 +221,19 @@ def run_tests(tree: Path, tests: Sequence[str], limit: float, write_bytecode: bo
     child = os.fork()
     if child == 0:
         _run_and_exit(tree, tests, write_bytecode)
-    while time.monotonic() - begin < limit:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return ("survived" if status == 0 else "killed"), time.monotonic() - begin
-        time.sleep(0.02)
-    os.killpg(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "timed out", limit
+    ended = False
+    try:
+        while time.monotonic() - begin < limit:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                ended = True
+                return ("survived" if status == 0 else "killed"), time.monotonic() - begin
+            time.sleep(0.02)
+        return "timed out", limit
+    finally:
+        if not ended:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 def preload() -> None:
@@ -247,6 +254,7 @@ def preload() -> None:
 
 def _run_and_exit(tree: Path, tests: Sequence[str], write_bytecode: bool) -> None:
     os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     code: Any = 1
     try:
         output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -176,3 +176,34 @@ def test_random_pairs_differ_between_layers_and_seeds_and_reach_every_target():
     assert len({tuple(one) for one in drawn}) == len(drawn)
     assert {partner for one in drawn for partner in one} == {1, 3, 5, 7, 9, 11}
     assert partners(2, 3) == partners(2, 3)
+
+
+def test_sizes_count_in_the_attention_where_the_paper_says_so():
+    makers = {
+        "adamerge": methods.adamerge(3.0),
+        "tome": methods.tome(1),
+        "pitome": methods.pitome(1),
+        "dsm": methods.dsm(1),
+        "tofu": methods.tofu(1),
+        "evit": methods.evit(0.5),
+        "ats": methods.ats(9),
+        "dymu": methods.dymu(1),
+        "vid_tldr": methods.vid_tldr(1),
+        "random": methods.random(1),
+        "none": methods.none(),
+    }
+    assert set(makers) == set(methods.METHODS)
+    found = {name for name, recipe in makers.items() if recipe.proportional_attention}
+    assert found == {"tome", "pitome", "dsm", "tofu", "dymu", "vid_tldr", "random"}
+    for name in set(makers) - {"none"}:
+        method = methods.METHODS[name]
+        options = {str(method.knob): method.gentle}
+        for wanted in (True, False):
+            assert method(**options, proportional_attention=wanted).proportional_attention == wanted
+
+
+def test_keeping_all_tokens_of_pitome_or_evit_decides_nothing():
+    assert not methods.pitome(ratio=1.0).may_merge(0, DEPTH) and methods.pitome(ratio=0.99).may_merge(0, DEPTH)
+    assert not methods.evit(1.0).may_merge(1, DEPTH) and methods.evit(0.99).may_merge(1, DEPTH)
+    assert methods.dsm(1).budget == methods.dsm(1, 4).budget
+    assert not methods.dsm(1).may_merge(3, 12) and methods.dsm(1).may_merge(4, 12)
