@@ -1,0 +1,35 @@
+"""`torch.compile` around a merged model on a CUDA device takes its blocks as one operator.  Needs a CUDA device."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import adamerge
+from adamerge.methods import ats, tome
+from adamerge.patching.apply import stack_of
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.usefixtures("unchecked"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+
+@pytest.mark.parametrize("recipe", [tome(8), ats(120)], ids=["tome", "ats"])
+def test_no_graph_breaks_and_the_outputs_of_the_model_as_it_is(recipe):
+    torch.manual_seed(0)
+    model: Any = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=10).to("cuda", torch.bfloat16).eval()
+    adamerge.apply(model, recipe)
+    images = torch.randn(4, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        torch.compiler.reset()
+        assert torch._dynamo.explain(model)(images).graph_break_count == 0
+        expected = model(images)
+        torch.compiler.reset()
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        for _ in range(4):
+            torch.testing.assert_close(compiled(images), expected, rtol=0.05, atol=0.05)
+    # The operator ran the blocks as the plain call does: by now as a CUDA graph.
+    assert len(stack_of(model).graphs) == 1
