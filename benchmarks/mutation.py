@@ -60,7 +60,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "calibration": (
         ("calibration.py", "runtime/layerwise.py"),
-        ("tests/test_calibration.py", "tests/runtime/test_layerwise.py"),
+        ("tests/test_calibration.py", "tests/test_calibrated_model.py", "tests/runtime/test_layerwise.py"),
     ),
 }
 # A mutant may take this many times as long as the tests without one.

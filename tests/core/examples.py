@@ -1,5 +1,8 @@
 """Inputs of the core: features, evidence and plans, drawn at random or from a formula."""
 
+import itertools
+from typing import Any
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -21,6 +24,12 @@ from adamerge.core.salience import Centrality
 SPLITS = {"sequential": Sequential(), "alternating": Alternating()}
 DIRECTIONS = {"published": SalientFirst(), "protecting": SalientLast(), "off": SimilarityOnly()}
 AFFINITIES = ("dot", "scaled", "cosine")
+AVERAGES = ("salience", "size", "salience_size")
+# All options of published AdaMerge.
+OPTIONS: list[dict[str, Any]] = [
+    dict(split=s, direction=d, averaging=a, affinity=f)
+    for s, d, a, f in itertools.product(SPLITS, DIRECTIONS, AVERAGES, AFFINITIES)
+]
 
 seeds = st.integers(0, 10_000)
 
