@@ -70,7 +70,7 @@ LIBRARIES: dict[str, set[str]] = {
     "runtime.packed": {"torch", "jaxtyping", "numpy"},
     "runtime.triton": {"torch", "jaxtyping", "triton"},
     "hosts": {"torch", "jaxtyping"},
-    "data": {"torch", "jaxtyping", "timm", "torchvision"},
+    "data": {"torch", "jaxtyping", "timm", "torchvision", "PIL"},
     "patching": {"torch", "jaxtyping"},
     "recipe_files": {"torch", "huggingface_hub"},
     "flops": {"torch", "jaxtyping"},

@@ -100,3 +100,33 @@ def test_the_table_of_a_comparison_fits_80_columns(capsys):
     Console(width=WIDE).print(table(rows, WIDE))
     wide = capsys.readouterr().out
     assert "-1.50 [-2.25, -0.75]" in wide and "Δ KL vs tome" in wide and "…" not in wide
+
+
+def test_a_file_of_statistics_is_no_recipe(tmp_path, capsys):
+    path = tmp_path / "stats.json"
+    adamerge.LayerStats((0.3,) * 12, (0.1,) * 12).save(path)
+    assert call("eval", "--recipe", str(path)) == 1
+    told = (
+        f"error: BadOption: {path}: this is a file of statistics, as `adamerge calibrate` writes it, not of a recipe."
+    )
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["compare", "--calibration-images", "0", "--out", "x"], "--calibration-images must be at least 1; got 0"),
+        (["flops", "--model", "vit_base"], "timm has no model 'vit_base'; near are vit_base_mci_224, vit_base_patch"),
+        (["flops", "--model", "vit_bse_patch16_224"], "near are vit_base_patch16_224, "),
+    ],
+)
+def test_small_mistakes_get_the_right_name(words, told, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(*words) == 1
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_statistics_of_one_image_get_a_note(tmp_path, capsys):
+    assert call("calibrate", "--r-max", "9", "--images", "1", "--passes", "1", "--out", str(tmp_path / "s.json")) == 0
+    assert "note: the statistics of a single image have no spread" in capsys.readouterr().err

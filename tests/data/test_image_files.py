@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.data.folders import folder_loader
-from adamerge.data.image_files import find_images
+from adamerge.data.image_files import find_images, read_image
 from adamerge.embedded import load
 
 
@@ -72,3 +73,25 @@ def test_a_folder_without_images_is_refused(labelled, tmp_path):
 def test_a_negative_number_of_workers_is_refused(tmp_path):
     with pytest.raises(BadOption, match=r"^workers is the number of processes .* must be at least 0; got -1$"):
         folder_loader(load(), os.fspath(tmp_path), workers=-1)
+
+
+def test_all_kinds_of_images_are_read_as_rgb_without_warnings(tmp_path):
+    """The same grey ramp, of 8 and of 16 bits, with and without transparency, as a palette and in CMYK."""
+    ramp = np.linspace(0, 255, 32).astype(np.uint8)[None].repeat(8, 0)
+    grey = Image.fromarray(ramp)
+    grey.save(tmp_path / "grey.png")
+    Image.fromarray(ramp.astype(np.uint16) * 257).save(tmp_path / "sixteen.png")
+    grey.convert("RGBA").save(tmp_path / "rgba.png")
+    grey.convert("P").save(tmp_path / "palette.png", transparency=bytes(4))
+    grey.convert("RGB").convert("CMYK").save(tmp_path / "cmyk.tif")
+    for path in sorted(tmp_path.iterdir()):
+        image = read_image(str(path))
+        assert image.mode == "RGB", path.name
+        difference = np.abs(np.asarray(image).astype(int) - ramp[..., None]).max()
+        assert difference <= 1, (path.name, difference)
+
+
+def test_an_empty_name_is_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    picture(Path("a/1.png"))
+    assert find_images("") == (["a"], [("./a/1.png", 0)])

@@ -1,5 +1,7 @@
 """A stored result comes back as it was, only for its own settings, and a damaged one is measured again."""
 
+import logging
+
 import pytest
 import torch
 
@@ -74,3 +76,15 @@ def test_a_model_is_identified_by_its_values_shapes_and_dtypes():
     with torch.no_grad():
         model.bias[1] += 1
     assert identify_model(model) != known
+
+
+def test_reading_an_earlier_result_is_logged(tmp_path, caplog):
+    """A library logs to a logger of its name, which prints nothing by itself."""
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("adamerge").handlers)
+    store = ResultStore(tmp_path)
+    with caplog.at_level("INFO", "adamerge"):
+        store.load_or_measure("it", lambda: RESULT)
+        assert caplog.messages == []
+        store.load_or_measure("it", lambda: RESULT)
+    (message,) = caplog.messages
+    assert message.startswith(f"read the result of an earlier run from {tmp_path}")

@@ -28,6 +28,7 @@ from adamerge.cli.flags import (
     Weights,
     Workers,
     console,
+    note,
     notes_for_warnings,
     problems,
     report_unreadable,
@@ -129,6 +130,8 @@ def calibrate(
         table.add_row(str(layer), f"{mean:.4f}", f"{std:.4f}")
     console.print(table)
     save(stats, out)
+    if stats.images < 2:
+        note("the statistics of a single image have no spread, so that other images merge nothing; use a few hundred")
     report_unreadable(batches.complaint(), skip_bad, FIGURES_ADVICE)
 
 

@@ -21,6 +21,12 @@ console = Console()
 problems = Console(stderr=True)
 
 
+def _check_calibration(number: int) -> int:
+    if number < 1:
+        raise BadOption(f"--calibration-images must be at least 1; got {number}")
+    return number
+
+
 def _check_workers(number: int) -> int:
     if number < 0:
         raise BadOption(f"--workers must be at least 0; got {number}")
@@ -53,7 +59,9 @@ Limit = Annotated[int | None, typer.Option("--images", help="Use this many image
 Native = Annotated[
     list[str] | None, typer.Option("--native", help="A method by its own parameters, such as tome:r=8; repeatable.")
 ]
-CalibrationImages = Annotated[int, typer.Option("--calibration-images", help="How many images to calibrate on.")]
+CalibrationImages = Annotated[
+    int, typer.Option("--calibration-images", callback=_check_calibration, help="How many images to calibrate on.")
+]
 Cost = Annotated[
     str, typer.Option("--cost", help="How multiply-accumulates are counted: true (all) or paper (blocks only).")
 ]

@@ -1,6 +1,7 @@
 """Loads models and images by the names of the command line."""
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,10 @@ def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, shape
             f"{name} needs weights: --weights FILE.safetensors for a local file, or --pretrained to download timm's"
         )
     if not name.startswith(HUBS) and name.split(".")[0] not in timm.list_models():
-        near = timm.list_models(f"*{name.split('.')[0].split('_')[0]}*")[:5]
+        stem = name.split(".")[0]
+        near = timm.list_models(f"{stem}*")[:5] or get_close_matches(stem, timm.list_models(), 5)
         raise BadOption(
-            f"timm has no model {name!r}; names start like {', '.join(near) or 'vit_base_patch16_224'}. Models of "
+            f"timm has no model {name!r}; near are {', '.join(near) or 'vit_base_patch16_224 and others'}. Models of "
             f"other libraries are named {' or '.join(f'{library}:…' for library in MAKERS)}."
         )
     given = {"img_size": shape.image_size, "num_classes": shape.num_classes}

@@ -144,6 +144,11 @@ class Recipe:
 
 def _recipe(content: Any) -> Recipe:
     """The recipe in JSON data: bare, or as a file has it, under its schema."""
+    if isinstance(content, dict) and "mean" in content and "std" in content:
+        raise BadOption(
+            "this is a file of statistics, as `adamerge calibrate` writes it, not of a recipe. Give it as the "
+            "statistics of a method: --method adamerge --r-max … --stats FILE, or stats=adamerge.LayerStats.load(file)."
+        )
     if isinstance(content, dict) and "schema" in content:
         if content["schema"] != SCHEMA or "recipe" not in content:
             raise BadOption(

@@ -19,6 +19,7 @@ def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], lis
     """
     if not Path(root).is_dir():
         raise BadImages(f"{root} is not a folder; expected one folder per class with images inside")
+    root = root or "."
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     samples = [(path, label) for label, name in enumerate(classes) for path in _images_in(os.path.join(root, name))]
     if not samples and not labelled:
@@ -38,10 +39,16 @@ def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], lis
 
 
 def read_image(path: str) -> Any:
-    """The image in a file, in RGB."""
-    from torchvision.datasets.folder import default_loader
+    """The image in a file, in RGB.  16 bits of grey become 8; Pillow would cut off all but the darkest."""
+    from PIL import Image
 
-    return default_loader(path)
+    with warnings.catch_warnings():
+        # About large images and about palettes with transparency; both are read as they should be.
+        warnings.simplefilter("ignore")
+        with Image.open(path) as image:
+            if image.mode.startswith("I"):
+                return image.convert("I").point(lambda grey: grey * (1 / 257)).convert("L").convert("RGB")
+            return image.convert("RGB")
 
 
 def _images_in(folder: str) -> list[str]:

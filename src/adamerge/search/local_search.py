@@ -1,5 +1,6 @@
 """The search of the tuner: tries families, then schedules, then protection strengths, then single layers."""
 
+import logging
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from adamerge.search.target import Target
 
 # The slope of rates that fall from the first layer to the last, for most merges in the first layers.
 FALLING_SLOPE = -0.8
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class LocalSearch:
         found, meets = self.scaler.scale(family, rates), self.scaler.meets_goal
         if self.best is None or (meets(found) and (not meets(self.best) or found.score < self.best.score)):
             self.best = found
+            LOGGER.info("recipe %d: loss %.4g at %.4g GMACs, the best so far", self.tried, found.loss, found.macs / 1e9)
         self.bar.update()
         self.bar.set_postfix_str(f"loss {self.best.loss:.3g}", refresh=False)
         return found
