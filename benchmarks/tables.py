@@ -13,6 +13,7 @@ from reading import MODELS, ROOT, Row, interval, read
 from reliability_tables import fuzz_table, kill_table, load_table, mutation_table, neighbour_table
 from speed_tables import (
     blocks_table,
+    cpu_default_table,
     deciding_table,
     equal_cost_table,
     floor_table,
@@ -173,6 +174,7 @@ def pages() -> dict[Path, str]:
                 "speeds": speed_matrix(),
                 "plain calls": plain_call_table(),
                 "processor": processor_table(),
+                "default on a CPU": cpu_default_table(),
                 "equal": equal_cost_table(),
                 "blocks": blocks_table(),
                 "sizes": sizes_table(),

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hosts.families import RECIPES, build, pictures
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
@@ -72,6 +73,14 @@ def test_automatically_a_recipe_that_merges_nothing_gives_the_bits_of_the_host()
     with torch.inference_mode():
         expected = model(images)
         assert torch.equal(adamerge.apply(model, tome(0))(images), expected)
+
+
+@pytest.mark.parametrize("recipe", ["tome", "fixed"])
+def test_automatically_tensors_without_values_take_the_reference(recipe):
+    model, images = build("vit"), pictures(2)
+    adamerge.apply(model, RECIPES[recipe](model, images))
+    with torch.inference_mode(), FakeTensorMode(allow_non_fake_inputs=True):
+        assert model(torch.empty(images.shape)).shape == (2, 10)
 
 
 def test_a_triton_that_the_kernels_were_never_run_with_is_not_used(monkeypatch):

@@ -47,6 +47,7 @@ def test_autocast_is_not_in_the_way_on_cuda(computes):
         ({"device": "cpu", "autocast": torch.bfloat16}, "autocast is on", "convert the model"),
         ({"gradients": True}, "gradients are enabled", "inside torch.inference_mode()"),
         ({"dtype": torch.float64}, "no kernels for torch.float64", "convert the model"),
+        ({"device": "mps"}, "on CPUs and CUDA devices only, and these are on mps", ""),
     ],
 )
 def test_an_obstacle_has_a_reason_and_what_to_do(change, reason, advice):

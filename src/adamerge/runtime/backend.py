@@ -141,6 +141,8 @@ class BackendSelector:
         """Why the reference is better for a batch on a CPU that could be packed; None if it is not."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return Obstacle("a compiler follows plain torch best")
+        if type(x) is not Tensor:
+            return Obstacle(f"the tokens are a {type(x).__name__}, not a plain tensor")
         if not self.recipe.ragged and not isinstance(with_onednn(self.views[0], x), OneDnnView):
             return Obstacle("equal lengths need no packing, and oneDNN does not run this block")
         return None

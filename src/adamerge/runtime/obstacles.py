@@ -57,6 +57,8 @@ def find_obstacle(
         return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
     if batch.autocast is not None and batch.device != "cuda":
         return Obstacle("autocast is on", "convert the model, for example model.to(torch.bfloat16), and leave it out")
+    if batch.device not in ("cpu", "cuda"):
+        return Obstacle(f"tokens are packed on CPUs and CUDA devices only, and these are on {batch.device}")
     if why_no_rotation is not None:
         return Obstacle(why_no_rotation, "give the view a `rotation`, as docs/add-a-model.md shows")
     if batch.device != "cuda":
