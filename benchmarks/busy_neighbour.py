@@ -1,5 +1,6 @@
 """How long a batch takes on a CPU beside a process that keeps one core busy, with one thread and with several.
 
+Also counts the operations of a batch that compute something: torch may divide each of them between its threads.
 Adds rows to benchmarks/results/busy-neighbour.csv.  Run it on a machine that does nothing else.
 
     python benchmarks/busy_neighbour.py --threads 2
@@ -14,15 +15,31 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
 from reading import RESULTS, append
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import adamerge
+from adamerge import Recipe
 
 MODEL = "vit_tiny_patch16_224"
 WAYS = ("unmerged", "packed", "reference")
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that torch runs, apart from views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
 
 
 def main() -> None:
@@ -44,20 +61,22 @@ def main() -> None:
         for neighbours in (0, 1):
             with busy(neighbours):
                 for way in WAYS:
-                    seconds = _seconds(model, recipe, way, images, given.rounds)
-                    rows.append(_row(way, given.batch, threads, neighbours, seconds))
+                    seconds, operations = _measure(model, recipe, way, images, given.rounds)
+                    rows.append(_row(way, images, threads, neighbours) | {"operations": operations, "seconds": seconds})
                     print(rows[-1], flush=True)
     append(given.rows, rows)
 
 
-def _seconds(model: torch.nn.Module, recipe: adamerge.Recipe, way: str, images: torch.Tensor, rounds: int) -> float:
-    """The median time of a batch."""
+def _measure(model: nn.Module, recipe: Recipe, way: str, images: Tensor, rounds: int) -> tuple[float, int]:
+    """The median time of a batch, and the number of its operations."""
     adamerge.remove(model)
     if way != "unmerged":
         adamerge.apply(model, recipe, way)  # pyright: ignore[reportArgumentType]
     with torch.inference_mode():
-        model(images[:2])
-        return statistics.median(_timed(lambda: model(images)) for _ in range(rounds))
+        with Operations() as operations:
+            model(images)
+        seconds = statistics.median(_timed(lambda: model(images)) for _ in range(rounds))
+    return round(seconds, 4), operations.count
 
 
 def _timed(call: Callable[[], object]) -> float:
@@ -88,15 +107,14 @@ def _spin() -> None:
         pass
 
 
-def _row(way: str, batch: int, threads: int, neighbours: int, seconds: float) -> dict[str, object]:
+def _row(way: str, images: Tensor, threads: int, neighbours: int) -> dict[str, object]:
     return {
         "model": MODEL,
         "way": way,
-        "batch": batch,
+        "batch": len(images),
         "threads": threads,
         "cores": os.cpu_count(),
         "busy_neighbours": neighbours,
-        "seconds": round(seconds, 4),
         "torch": torch.__version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
     }
