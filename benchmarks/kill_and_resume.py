@@ -56,6 +56,8 @@ COMMANDS: dict[str, list[str]] = {
         *["--images", "4", "--calibration-images", "4", "--device", "cpu", "--out", "bench.csv"],
     ],
 }
+# A command that adds rows to this file leaves complete rows when it is killed, and adds all of them when it runs again.
+ADDED_TO = "bench.csv"
 # Fields that may differ between two runs: measured times and memory, and what follows from them.
 TIMED = {
     *("seconds", "full_seconds", "images_per_second", "speedup", "ms_p20", "ms_p50", "ms_p80", "best_unmerged"),
@@ -202,11 +204,14 @@ def differences(undisturbed: Path, folder: Path) -> list[str]:
     mine, theirs = results(folder), results(undisturbed)
     if mine != theirs:
         return [f"files {[str(p) for p in mine]}, undisturbed {[str(p) for p in theirs]}"]
-    return [
-        f"{path}: {_first_difference(_content(folder / path), _content(undisturbed / path))}"
-        for path in mine
-        if _content(folder / path) != _content(undisturbed / path)
-    ]
+    found = []
+    for path in mine:
+        one, other = _content(folder / path), _content(undisturbed / path)
+        if path.name == ADDED_TO:
+            one = one[-len(other) :]
+        if one != other:
+            found.append(f"{path}: {_first_difference(one, other)}")
+    return found
 
 
 def _content(path: Path) -> Any:
