@@ -36,7 +36,7 @@ class Host:
     model: Any
     shape: tuple[int, ...]
     see: Callable[[Any, Tensor], Tensor]
-    # The last product of the host is over all images, and rounds by how many there are.
+    # A product of the host's own is over all images, and rounds by how many there are.
     ends_in_a_product: bool
 
     @property
@@ -96,9 +96,12 @@ def build_host(name: str, side: int | tuple[int, int], dtype: torch.dtype) -> Ho
     if name.startswith("timm family "):
         high, wide = (side, side) if isinstance(side, int) else side
         model = families.build(name.removeprefix("timm family "), img_size=(high, wide)).to(dtype)
-        return Host(name, model, (3, high, wide), lambda model, images: model(images), False)
+        # Of a single patch the host's patch embedding makes one product for all images.
+        return Host(name, model, (3, high, wide), lambda model, images: model(images), high * wide == 16 * 16)
     (member,) = [member for member in zoo.ZOO if str(member) == name]
-    return Host(name, member.build().to(dtype), member.shape, member.see, member.ends_in_a_product)
+    # So does the language model of LLaVA with all images.
+    product = member.ends_in_a_product or member.name == "LLaVA"
+    return Host(name, member.build().to(dtype), member.shape, member.see, product)
 
 
 def draw_images(case: Case, shape: tuple[int, ...]) -> Tensor:

@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--rows", type=Path, default=RESULTS / "kill-and-resume.csv", help="the CSV file to add rows to"
     )
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     preload()
     bad = 0
     for command in given.command or COMMANDS:
@@ -86,36 +87,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_command(command: str, number: int, seed: int) -> dict[str, Any]:
-    """The row of a command."""
+    """The row of a command.  A run that is stopped gives the row of what it did."""
     choose = random.Random(f"{command} {seed}")
     begin = time.monotonic()
-    counts = dict.fromkeys(("killed", "different", "half_files", "errors", "left_over"), 0)
+    counts: dict[str, int] = dict.fromkeys(("killed", "different", "half_files", "errors", "left_over"), 0)
     with tempfile.TemporaryDirectory() as home:
         undisturbed = Path(home) / "undisturbed"
         usual, code = run(command, undisturbed, float("inf"))
         if code != 0:
             raise SystemExit(f"{command} fails undisturbed:\n{(undisturbed / 'output.txt').read_text()[-2000:]}")
-        index = 0
-        while counts["killed"] < number:
-            folder, index = Path(home) / str(index), index + 1
-            seconds, code = run(command, folder, choose.uniform(0, usual))
-            if code != -signal.SIGKILL:
-                # It was faster this time.
-                usual = min(usual, seconds)
-                continue
-            counts["killed"] += 1
-            problems = half_files(folder)
-            counts["half_files"] += bool(problems)
-            seconds, code = run(command, folder, float("inf"))
-            counts["errors"] += code != 0
-            differing = differences(undisturbed, folder) if code == 0 else [(folder / "output.txt").read_text()[-500:]]
-            counts["different"] += bool(differing) and code == 0
-            counts["left_over"] += len(hidden(folder))
-            print(
-                f"{command} {counts['killed']}: resumed in {seconds:.1f} s", *problems, *differing, sep="; ", flush=True
-            )
+        folders = (Path(home) / str(index) for index in range(100 * number))
+        try:
+            while counts["killed"] < number:
+                folder = next(folders)
+                seconds, code = run(command, folder, choose.uniform(0, usual))
+                if code == -signal.SIGKILL:
+                    resume(command, undisturbed, folder, counts)
+                else:
+                    # It was faster this time.
+                    usual = min(usual, seconds)
+        except KeyboardInterrupt:
+            print(f"stopped after {counts['killed']} kills", flush=True)
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     return {"command": command, "seed": seed, **counts, "seconds": round(time.monotonic() - begin), "date": date}
+
+
+def resume(command: str, undisturbed: Path, folder: Path, counts: dict[str, int]) -> None:
+    """Run a killed command again and count what is wrong before and after."""
+    problems = half_files(folder)
+    seconds, code = run(command, folder, float("inf"))
+    differing = differences(undisturbed, folder) if code == 0 else [(folder / "output.txt").read_text()[-500:]]
+    counts["killed"] += 1
+    counts["half_files"] += bool(problems)
+    counts["errors"] += code != 0
+    counts["different"] += bool(differing) and code == 0
+    counts["left_over"] += len(hidden(folder))
+    print(f"{command} {counts['killed']}: resumed in {seconds:.1f} s", *problems, *differing, sep="; ", flush=True)
 
 
 def preload() -> None:
@@ -139,15 +146,19 @@ def run(command: str, folder: Path, limit: float) -> tuple[float, int]:
     begin, child = time.monotonic(), os.fork()
     if child == 0:
         _run_and_exit(command, folder)
-    while True:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return time.monotonic() - begin, os.waitstatus_to_exitcode(status)
-        if time.monotonic() - begin > limit:
-            os.kill(child, signal.SIGKILL)
-            _, status = os.waitpid(child, 0)
-            return time.monotonic() - begin, os.waitstatus_to_exitcode(status)
-        time.sleep(0.005)
+    try:
+        while time.monotonic() - begin <= limit:
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                return time.monotonic() - begin, os.waitstatus_to_exitcode(status)
+            time.sleep(0.005)
+    except KeyboardInterrupt:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    return time.monotonic() - begin, os.waitstatus_to_exitcode(status)
 
 
 def _run_and_exit(command: str, folder: Path) -> None:

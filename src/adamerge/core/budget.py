@@ -294,5 +294,16 @@ class Keep:
             return 0
         return max(patches - math.ceil(self.rate * patches) - 1, 0)
 
-    def __call__(self, links: Links, evidence: Evidence) -> int:
-        return self.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
+        return asked(self, evidence)
+
+
+def asked(budget: Budget, evidence: Evidence) -> int | Counts:
+    """How many merges a budget with fixed counts asks for: one number, or one for each image where lengths differ."""
+
+    def count(patches: int) -> int:
+        return budget.fixed_count(evidence.layer, evidence.depth, patches) or 0
+
+    if evidence.count is None:
+        return count(evidence.size.shape[1])
+    return torch.tensor([count(patches) for patches in evidence.count.tolist()], device=evidence.size.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, normalize
 
-from adamerge.core.budget import Budget, Fixed
+from adamerge.core.budget import Budget, Fixed, asked
 from adamerge.core.checks import check_number
 from adamerge.core.combine import BySize
 from adamerge.core.errors import BadOption
@@ -17,6 +17,7 @@ from adamerge.core.match import Bipartite, Keys, Links, Sides, SimilarityOnly
 from adamerge.core.parts import part
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
+from adamerge.core.types import Counts
 
 
 @part
@@ -43,8 +44,8 @@ class Ratio:
     def fixed_count(self, layer: int, depth: int, patches: int) -> int:
         return min(math.floor(patches - patches * self.ratio), patches // 2)
 
-    def __call__(self, links: Links, evidence: Evidence) -> int:
-        return self.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
+    def __call__(self, links: Links, evidence: Evidence) -> int | Counts:
+        return asked(self, evidence)
 
 
 @part
@@ -77,8 +78,8 @@ class ByEnergy:
         order = energy.argsort(dim=1, descending=True, stable=True)
         taking_part = evidence.counts[:, None]
         if evidence.layer >= math.ceil(evidence.depth / 2):
-            merges = self.budget.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1])
-            taking_part = taking_part.clamp_max(2 * (merges or 0))
+            merges = asked(self.budget, evidence)
+            taking_part = taking_part.clamp(max=2 * (merges if isinstance(merges, int) else merges[:, None]))
         rank = torch.arange(order.shape[1], device=order.device).expand_as(order)
         part = rank < taking_part
         return Sides(order[:, ::2], order[:, 1::2], part[:, ::2], part[:, 1::2])
