@@ -61,10 +61,12 @@ def neighbour_table() -> str:
         "|---|---:|---:|---:|---:|---:|",
     ]
     times = {(row["way"], int(row["threads"]), row["busy_neighbours"]): float(row["seconds"]) for row in found}
-    operations = {row["way"]: int(row["operations"]) for row in found}
+    operations = {(row["way"], int(row["threads"])): int(row["operations"]) for row in found}
     for way, threads in dict.fromkeys((way, threads) for way, threads, _ in times):
         idle, busy = times[way, threads, "0"], times[way, threads, "1"]
-        lines.append(f"| {way} | {operations[way]:,} | {threads} | {idle:.2f} | {busy:.2f} | {busy / idle:.1f} |")
+        lines.append(
+            f"| {way} | {operations[way, threads]:,} | {threads} | {idle:.2f} | {busy:.2f} | {busy / idle:.1f} |"
+        )
     how = f"{first['model']} with random weights, published AdaMerge, {first['cores']} cores, torch {first['torch']}"
     return "\n".join([*lines, "", f"*{how}, {first['date']}.*"])
 
