@@ -47,7 +47,7 @@ def methods(depth: int, blocks: str) -> dict[str, Method]:
     return {name: Method(make, "r", 0, 98) for name, make in makes.items()}
 
 
-def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Evaluator) -> tuple[float, SweepResult]:
+def judged(model: nn.Module, calibration: Tensor, method: Method, judge: Evaluator) -> tuple[float | None, SweepResult]:
     """The knob at which the evaluation images save `CUT`, and their results.
 
     A cut solved on calibration images is only approximately met on other images, so it is corrected.

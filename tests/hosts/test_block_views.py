@@ -1,5 +1,7 @@
 """Views of timm's rarer blocks: shared key heads, parallel branches, rotary tables that differ from block to block."""
 
+from typing import Any
+
 import pytest
 import torch
 from hosts.families import TINY, build, pictures, randomised
@@ -22,15 +24,15 @@ def test_a_query_head_reads_the_key_head_of_its_group():
     if "num_kv_heads" not in attention.AttentionRope.__init__.__code__.co_varnames:
         pytest.skip("this release of timm has no grouped queries")
     model = randomised(Eva(**TINY, use_rot_pos_emb=True, attn_type="rope", qkv_fused=False).eval(), 0)
-    block = model.blocks[1]
+    block: Any = model.blocks[1]
     grouped = attention.AttentionRope(48, num_heads=4, num_kv_heads=2, qkv_fused=False)
-    block.attn = randomised(grouped, 1).eval()
+    block.attn = attn = randomised(grouped, 1).eval()
     view, x = find_host(model).views[1], torch.randn(2, 9, 48, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         query, key, value = view.qkv(x)
         assert key.shape == query.shape == value.shape == (2, 9, 4, 12)
-        expected = block.attn(block.norm1(x))
-        found = block.attn.proj(attend(view, query, key, value, None).flatten(-2))
+        expected = attn(block.norm1(x))
+        found = attn.proj(attend(view, query, key, value, None).flatten(-2))
     torch.testing.assert_close(found, expected)
 
 

@@ -107,7 +107,8 @@ def test_a_merged_token_takes_the_mean_change_of_its_patches(recipe):
 
 
 def test_gradients_reach_full_backward_hooks_of_every_block():
-    model, images = adamerge.apply(build("vit"), tome(2)), pictures(2)
+    model: Any = adamerge.apply(build("vit"), tome(2))
+    images = pictures(2)
     model(images).square().sum().backward()
     expected = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()

@@ -170,7 +170,8 @@ def test_a_gradient_is_the_sum_of_the_gradients_of_the_images(member):
 
 
 def test_training_runs_the_head_on_the_whole_batch():
-    model, calls = build("vit", drop_rate=0.5).train(), []
+    model: Any = build("vit", drop_rate=0.5).train()
+    calls: list[int] = []
     adamerge.apply(model, ADAPTIVE)
     own = model.head_drop.forward
     model.head_drop.forward = lambda x: (calls.append(len(x)), own(x))[1]
@@ -181,7 +182,8 @@ def test_training_runs_the_head_on_the_whole_batch():
 
 
 def test_a_hook_on_a_layer_of_the_head_sees_the_whole_batch():
-    model, seen = adamerge.apply(build("vit"), ADAPTIVE), []
+    model: Any = adamerge.apply(build("vit"), ADAPTIVE)
+    seen: list[Tensor] = []
     with torch.no_grad():
         expected = model(pictures(5))
         model.head.register_forward_hook(lambda _, args, out: seen.append(out))

@@ -117,7 +117,7 @@ def test_calibration_says_that_it_does_not_call_a_hook_on_a_block():
 def test_torch_fx_is_refused_with_what_to_do_instead(name, unchecked):
     member = next(member for member in ZOO if str(member) == name)
     member.require()
-    model = adamerge.apply(member.build(), ADAPTIVE)
+    model: Any = adamerge.apply(member.build(), ADAPTIVE)
     tower = model.visual if name == "open_clip/CLIP" else model
     with pytest.raises(BadOption, match=r"torch.fx cannot trace a merged model, .* forward hooks on the blocks"):
         torch.fx.symbolic_trace(tower)
@@ -148,7 +148,7 @@ def test_a_torchscript_trace_of_adaptive_counts_is_refused(name):
 
 
 def test_features_only_models_merge():
-    model, images = FeatureGetterNet(build("vit"), out_indices=[0, 1]), pictures(2)
+    model, images = FeatureGetterNet(build("vit"), out_indices=(0, 1)), pictures(2)
     plain = model(images)
     adamerge.apply(model, none())
     assert all(torch.equal(a, b) for a, b in zip(model(images), plain, strict=True))
@@ -160,12 +160,15 @@ def test_features_only_models_merge():
 
 
 def test_blocks_are_cut_off_before_merging_not_after():
-    model, images = merged(), pictures(2)
+    model: Any = merged()
+    images = pictures(2)
     with pytest.raises(PatchConflict, match=r"prune_intermediate_layers would cut .* adamerge.remove\(model\), prune"):
-        FeatureGetterNet(model, out_indices=[1])
+        FeatureGetterNet(model, out_indices=(1,))
     assert len(model.blocks) == 3
-    adamerge.remove(model).prune_intermediate_layers([1])
-    assert len(adamerge.apply(model, tome(2)).forward_intermediates(images, intermediates_only=True)) == 2
+    adamerge.remove(model)
+    model.prune_intermediate_layers([1])
+    adamerge.apply(model, tome(2))
+    assert len(model.forward_intermediates(images, intermediates_only=True)) == 2
 
 
 # --- blocks as modules -----------------------------------------------------------------------------------------------
@@ -206,7 +209,8 @@ def test_blocks_of_a_merged_model_are_not_exchanged():
         with pytest.raises(PatchConflict, match=r"cannot be exchanged, added or deleted.* adamerge.remove\(model\)"):
             change()
     assert torch.equal(model(images), before)
-    adamerge.remove(model).blocks[1] = another
+    plain: Any = adamerge.remove(model)
+    plain.blocks[1] = another
     assert not torch.equal(adamerge.apply(model, tome(2))(images), before)
 
 
@@ -224,7 +228,8 @@ class Adapter(nn.Module):
 
 @pytest.mark.parametrize("runtime", ["reference", "packed"])
 def test_adapters_may_wrap_layers_before_and_after(runtime):
-    model, images = adamerge.apply(build("vit"), tome(2), runtime), pictures(2)
+    model: Any = adamerge.apply(build("vit"), tome(2), runtime)
+    images = pictures(2)
     with torch.inference_mode():
         before, cost = model(images), meter(adamerge.remove(model)).unmerged
         adamerge.apply(model, tome(2), runtime)

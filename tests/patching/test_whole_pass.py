@@ -42,7 +42,8 @@ def test_a_loop_that_reads_nothing_between_blocks_gets_one_pass(member: Member, 
 @pytest.mark.parametrize("member", LOOPING, ids=str)
 def test_a_hook_on_a_block_sees_the_tokens_after_it(member: Member, passes):
     member.require()
-    model, images = adamerge.apply(member.build(), tome(2)), member.images()
+    # The reference, which runs hooked models: the packed backend rounds differently.
+    model, images = adamerge.apply(member.build(), tome(2), "reference"), member.images()
     seen: list[Any] = []
     stack = stack_of(model)
     with torch.inference_mode():

@@ -29,7 +29,7 @@ def model():
 def test_a_journal_belongs_to_one_seed_one_set_of_images_and_one_kind_of_recipe(model, tmp_path):
     images, journal = pictures(8), tmp_path / "tried.jsonl"
 
-    def search(given=images, net=model, **options: Any) -> None:
+    def search(given: Any = images, net: Any = model, **options: Any) -> None:
         settings = {"cut": 0.2, "tries": 1, "progress": False, "resume": journal, **options}
         tune_with_report(net, given, TuningOptions(**settings))
 

@@ -75,7 +75,7 @@ def test_a_cost_in_gmacs_is_the_same_as_the_cut_it_means(model, images):
 
 def test_options_pass_through_and_statistics_come_with_the_recipe(model, images):
     plain = solve(model, images, METHODS["tome"], 0.2, options={"proportional_attention": False})
-    assert plain.recipe == tome(plain.knob, proportional_attention=False)
+    assert plain.knob is not None and plain.recipe == tome(plain.knob, proportional_attention=False)
     sequential = solve(model, images, METHODS["adamerge"], 0.2, how="sequential")
     assert sequential.recipe.stats is not None and sequential.recipe.stats.how == "sequential"
 

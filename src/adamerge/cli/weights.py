@@ -33,15 +33,16 @@ def load_weights(model: nn.Module, path: Path, *, resample: bool = False) -> Non
     if missing or unknown or shapes:
         raise BadWeights(
             f"{path} does not fit the model: {len(missing)} keys missing {missing[:3]}, {len(unknown)} unknown "
-            f"{unknown[:3]}, {len(shapes)} of another shape {shapes[:3]}. {_advice(tensors, shapes)}"
+            f"{unknown[:3]}, {len(shapes)} of another shape {shapes[:3]}. "
+            + _advice(tensors, shapes, len(missing) + len(unknown))
         )
     model.load_state_dict(tensors)
 
 
-def _advice(tensors: dict[str, Tensor], shapes: list[str]) -> str:
-    """What to do about a file that does not fit; a head of another size has other classes."""
+def _advice(tensors: dict[str, Tensor], shapes: list[str], other_keys: int) -> str:
+    """What to do about a file that does not fit; if only the head has another size, it has other classes."""
     heads = {len(tensors[key]) for text in shapes if (key := text.partition(":")[0]).startswith("head")}
-    if len(heads) == 1:
+    if len(heads) == 1 and not other_keys:
         return f"Its head has {heads.pop()} classes: give that number with --num-classes."
     return "Is it for another model?"
 

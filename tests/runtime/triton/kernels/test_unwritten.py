@@ -49,11 +49,15 @@ def choice(slot: list[int], counts: list[int], weight: list[float]) -> Choice:
         gone += away + [0] * (4 - len(away))
         goal += [mine[i] for i in away] + [0] * (4 - len(away))
         origin += first + [0] * (4 - count)
-    whole = [torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (slot, gone, goal, origin)]
+    slots, gones, goals, origins = (
+        torch.tensor(each, dtype=torch.int32, device=DEVICE) for each in (slot, gone, goal, origin)
+    )
     weights = torch.tensor(weight, device=DEVICE)
     number = torch.tensor(counts, dtype=torch.int32, device=DEVICE)
     nothing = torch.zeros(len(counts), device=DEVICE)
-    return Choice(*whole, number, weights, weights, nothing, torch.zeros(len(counts), 4, dtype=torch.int32))
+    return Choice(
+        slots, gones, goals, origins, number, weights, weights, nothing, torch.zeros(len(counts), 4, dtype=torch.int32)
+    )
 
 
 def test_merged_rows_behind_the_last_image_are_not_written(unwritten_is_nan):
