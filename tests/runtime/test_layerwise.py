@@ -120,3 +120,10 @@ def test_a_sweep_of_the_tuner_gives_keys_to_a_part_that_reads_them(model):
 def test_only_an_adaptive_recipe_is_calibrated(states, blocks):
     with pytest.raises(BadOption, match=r"only adaptive budgets have statistics; this recipe's is Fixed\(r=3"):
         calibrate_layers(states, blocks, tome(3))
+
+
+@torch.no_grad()
+def test_calibration_tells_of_every_layer_it_has_done(states, blocks):
+    told: list[int] = []
+    calibrate_layers(states, blocks, ADAPTIVE["an idle layer"], lambda: told.append(1))
+    assert len(told) == DEPTH
