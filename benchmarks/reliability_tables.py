@@ -51,22 +51,20 @@ def kill_table() -> str:
 
 
 def neighbour_table() -> str:
-    """Seconds of a batch alone and beside a busy process."""
+    """How many times as long a batch takes beside a busy process."""
     found = _rows("busy-neighbour")
     if not found:
         return NONE_YET
     first = found[0]
     lines = [
-        f"| seconds, batch of {first['batch']} | operations | threads | machine idle | one core busy | times as long |",
-        "|---|---:|---:|---:|---:|---:|",
+        f"| batch of {first['batch']} | operations | threads | times as long beside one busy core |",
+        "|---|---:|---:|---:|",
     ]
     times = {(row["way"], int(row["threads"]), row["busy_neighbours"]): float(row["seconds"]) for row in found}
     operations = {(row["way"], int(row["threads"])): int(row["operations"]) for row in found}
     for way, threads in dict.fromkeys((way, threads) for way, threads, _ in times):
         idle, busy = times[way, threads, "0"], times[way, threads, "1"]
-        lines.append(
-            f"| {way} | {operations[way, threads]:,} | {threads} | {idle:.2f} | {busy:.2f} | {busy / idle:.1f} |"
-        )
+        lines.append(f"| {way} | {operations[way, threads]:,} | {threads} | {busy / idle:.1f} |")
     how = f"{first['model']} with random weights, published AdaMerge, {first['cores']} cores, torch {first['torch']}"
     return "\n".join([*lines, "", f"*{how}, {first['date']}.*"])
 

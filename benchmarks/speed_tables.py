@@ -177,10 +177,10 @@ def plain_call_table() -> str:
         "| over the fastest | captured by hand, ms |",
         "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    cases: dict[tuple[str, str], dict[str, Row]] = {}
+    cases: dict[tuple[str, str, str], dict[str, Row]] = {}
     for row in read("plain-call"):
-        cases.setdefault((row["case"], row["batch"]), {})[row["contender"]] = row
-    for (case, batch), found in cases.items():
+        cases.setdefault((row["case"], row["batch"], row["date"]), {})[row["contender"]] = row
+    for (case, batch, _), found in cases.items():
         times = {name: float(row["ms"]) for name, row in found.items()}
         best = min(ms for name, ms in times.items() if name.startswith("unmerged"))
         for name, row in found.items():
