@@ -32,7 +32,7 @@ LIBRARY = {
     "patching",
     "presets",
 }
-LIBRARY |= {"recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing", "digest"}
+LIBRARY |= {"prediction", "recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing", "digest"}
 
 # Room -> the other rooms it may import.  A module directly under the package is a room of its own.
 ROOMS: dict[str, set[str]] = {
@@ -51,8 +51,9 @@ ROOMS: dict[str, set[str]] = {
     "flops": {"core", "hosts", "patching", "runtime"},
     "calibration": {"core", "data", "hosts", "methods", "patching", "runtime"},
     "evaluation": {"core", "data", "flops", "hosts", "patching", "runtime", "timing"},
-    "search": LIBRARY - {"search", "presets", "embedded", "recipe_files"},
-    "presets": LIBRARY - {"presets", "embedded", "recipe_files"},
+    "search": LIBRARY - {"search", "presets", "embedded", "prediction", "recipe_files"},
+    "presets": LIBRARY - {"presets", "embedded", "prediction", "recipe_files"},
+    "prediction": {"core", "data", "digest", "embedded", "flops", "hosts", "patching", "runtime"},
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
     "cli": LIBRARY | {"", "experiments", "plots"},
@@ -78,6 +79,7 @@ LIBRARIES: dict[str, set[str]] = {
     "evaluation": {"torch", "jaxtyping", "tqdm"},
     "search": {"torch", "jaxtyping", "tqdm"},
     "presets": {"torch", "jaxtyping"},
+    "prediction": {"torch", "jaxtyping", "tqdm", "timm", "PIL"},
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
     "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from adamerge.patching.cuda_graphs import capture, warmup
     from adamerge.patching.dense import unmerge
     from adamerge.patching.explain import explain
+    from adamerge.prediction.api import embed, predict
     from adamerge.recipe_files import load_recipe, save_recipe
     from adamerge.search.tuner import tune
 
@@ -28,11 +29,13 @@ __all__ = [
     "apply",
     "calibrate",
     "capture",
+    "embed",
     "evaluate",
     "explain",
     "flops",
     "load_recipe",
     "methods",
+    "predict",
     "presets",
     "remove",
     "save_recipe",
@@ -51,9 +54,11 @@ _MODULES = {
     "apply": "patching.apply",
     "calibrate": "calibration",
     "capture": "patching.cuda_graphs",
+    "embed": "prediction.api",
     "evaluate": "evaluation",
     "explain": "patching.explain",
     "load_recipe": "recipe_files",
+    "predict": "prediction.api",
     "remove": "patching.apply",
     "save_recipe": "recipe_files",
     "trace": "patching.apply",

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 # At least this many values of a tensor enter its digest; all values if it has fewer.
 SAMPLES = 4096
@@ -26,3 +26,10 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 def digest_json(data: Any) -> str:
     """The first 24 hexadecimal digits of the SHA-256 of JSON data; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def identify_model(model: nn.Module) -> dict[str, str]:
+    """Digests of all parameters and buffers of a model: names, shapes and dtypes, and sampled values."""
+    state = model.state_dict()
+    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()]
+    return {"parameters": digest_json(shapes), "weights": digest_tensors(state.values())}

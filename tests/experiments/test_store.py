@@ -5,7 +5,8 @@ import logging
 import pytest
 import torch
 
-from adamerge.experiments.store import ResultStore, StoredResult, identify_model
+from adamerge.digest import identify_model
+from adamerge.experiments.store import ResultStore, StoredResult
 
 RESULT = StoredResult({"seconds": 0.1, "name": "µ"}, {"kl": torch.tensor([0.5, 0.25]), "top1": torch.tensor([True])})
 

@@ -34,6 +34,7 @@ from adamerge.cli.flags import (
     report_unreadable,
     save,
 )
+from adamerge.cli.predict import embed, predict
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError
@@ -187,6 +188,8 @@ app.command()(compare)
 app.command()(bench)
 app.command()(reproduce)
 app.command()(tune)
+app.command(context_settings=METHOD_OPTIONS)(predict)
+app.command(context_settings=METHOD_OPTIONS)(embed)
 
 
 def main() -> None:

@@ -46,3 +46,7 @@ class BadOutput(AdamergeError, OSError):
     """
 
     result: Any = None
+
+
+class MissingPackage(AdamergeError, ImportError):
+    """A feature needs a package that is not installed."""

@@ -64,7 +64,7 @@ def folder_loader(
         raise BadOption(f"workers is the number of processes that read images and must be at least 0; got {workers}")
     from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
 
-    transform = create_transform(**_preprocessing(model), is_training=False)
+    transform = create_transform(**preprocessing(model), is_training=False)
     folder = Folder(root, transform, labelled=labelled)
     classes = getattr(model, "num_classes", len(folder.classes))
     if labelled and len(folder.classes) != classes:
@@ -78,12 +78,12 @@ def folder_loader(
 
 def normalise(model: nn.Module, images: Tensor) -> Tensor:
     """Images in [0, 1], normalised with the mean and standard deviation of `model`."""
-    wanted = _preprocessing(model)
+    wanted = preprocessing(model)
     mean, std = (torch.tensor(wanted[name], device=images.device)[:, None, None] for name in ("mean", "std"))
     return (images - mean) / std
 
 
-def _preprocessing(model: nn.Module) -> dict[str, Any]:
+def preprocessing(model: nn.Module) -> dict[str, Any]:
     """timm's evaluation settings for a model, with the model's current image size."""
     from timm.data import resolve_model_data_config  # pyright: ignore[reportPrivateImportUsage]
 

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from adamerge.core.errors import BadImages
 
@@ -23,10 +23,9 @@ def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], lis
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     samples = [(path, label) for label, name in enumerate(classes) for path in _images_in(os.path.join(root, name))]
     if not samples and not labelled:
-        classes, samples = [Path(root).name], [(path, 0) for path in _images_in(str(root))]
+        classes, samples = [Path(root).name], [(path, 0) for path in images_below(root)]
     if not samples:
-        where = "no images" if not labelled else "no images in class folders (root/class/image.jpg)"
-        raise BadImages(f"{root} holds {where}; image files end in {', '.join(_extensions())}")
+        raise _no_images(root, "no images in class folders (root/class/image.jpg)")
     empty = [classes[label] for label in sorted(set(range(len(classes))) - {label for _, label in samples})]
     if empty:
         named = ", ".join(empty[:MOST_NAMED]) + (", …" if len(empty) > MOST_NAMED else "")
@@ -38,7 +37,21 @@ def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], lis
     return classes, samples
 
 
-def read_image(path: str) -> Any:
+def images_below(root: str | Path) -> list[str]:
+    """The paths of all image files in a folder and below it, sorted by folder and then by name."""
+    if not Path(root).is_dir():
+        raise BadImages(f"{root} is not a folder; expected a folder of images")
+    found = _images_in(str(root) or ".")
+    if not found:
+        raise _no_images(root, "no images")
+    return found
+
+
+def _no_images(root: str | Path, what: str) -> BadImages:
+    return BadImages(f"{root} holds {what}; image files end in {', '.join(_extensions())}")
+
+
+def read_image(path: str | BinaryIO) -> Any:
     """The image in a file, in RGB.  16 bits of grey become 8; Pillow would cut off all but the darkest."""
     from PIL import Image
 

@@ -21,10 +21,10 @@ from adamerge.core.files import check_can_write, write_atomically
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches, labelled_batches, number_of_batches
-from adamerge.digest import digest_tensors
+from adamerge.digest import digest_tensors, identify_model
 from adamerge.evaluation import judge, time_logits
 from adamerge.experiments.comparison_rows import ComparisonRow, make_rows, to_csv, to_markdown
-from adamerge.experiments.store import ResultStore, StoredResult, identify_model
+from adamerge.experiments.store import ResultStore, StoredResult
 from adamerge.experiments.versions import versions
 from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host

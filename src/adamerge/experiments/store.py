@@ -10,11 +10,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from adamerge.core.errors import BadOutput
 from adamerge.core.files import write_atomically
-from adamerge.digest import digest_json, digest_tensors
+from adamerge.digest import digest_json
 
 LOGGER = logging.getLogger(__name__)
 
@@ -74,13 +74,6 @@ class ResultStore:
 
     def _path(self, settings: Any) -> Path:
         return self.folder / f"{digest_json(settings)}.safetensors"
-
-
-def identify_model(model: nn.Module) -> dict[str, str]:
-    """Digests of all parameters and buffers of a model: names, shapes and dtypes, and sampled values."""
-    state = model.state_dict()
-    shapes = [[name, list(tensor.shape), str(tensor.dtype)] for name, tensor in state.items()]
-    return {"parameters": digest_json(shapes), "weights": digest_tensors(state.values())}
 
 
 def _text(settings: Any) -> str:

@@ -15,10 +15,10 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import labelled_batches, number_of_batches
 from adamerge.data.folders import even_indices
-from adamerge.digest import digest_json, digest_tensors
+from adamerge.digest import digest_json, digest_tensors, identify_model
 from adamerge.evaluation import kl_divergence, time_logits
 from adamerge.experiments.reproduce.outcome import Outcome
-from adamerge.experiments.store import ResultStore, StoredResult, identify_model
+from adamerge.experiments.store import ResultStore, StoredResult
 from adamerge.experiments.versions import versions
 from adamerge.flops import Meter, meter
 from adamerge.hosts.base import find_host

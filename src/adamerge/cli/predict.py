@@ -1,0 +1,139 @@
+"""The commands `adamerge predict` and `adamerge embed`: a model over many images, results as parquet files."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adamerge.cli.flags import (
+    EMBEDDED,
+    Device,
+    Dtype,
+    Limit,
+    Method,
+    Model,
+    NumClasses,
+    Pretrained,
+    SkipBad,
+    Weights,
+    Workers,
+    console,
+    report_unreadable,
+)
+from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from adamerge.prediction.report import PredictionReport
+    from adamerge.prediction.sources import Source
+    from adamerge.prediction.tasks import Task
+
+ADVICE = "The results of the others are written; pass --skip-bad to accept that."
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for the parquet files; a stopped run continues from it.")]
+Data = Annotated[str, typer.Option("--data", help="A folder of images, or 'embedded'.")]
+Top = Annotated[int, typer.Option("--top", help="How many classes to write for each image.")]
+Runtime = Annotated[str, typer.Option("--runtime", help="auto, reference or packed. auto packs for inference.")]
+BatchTokens = Annotated[
+    int | None, typer.Option("--batch-tokens", help="Tokens in a batch, averaged over the blocks; fits the device.")
+]
+ShardSize = Annotated[int, typer.Option("--shard-size", help="Images in an output file.")]
+
+
+def predict(
+    context: typer.Context,
+    out: Out,
+    model: Model = EMBEDDED,
+    weights: Weights = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    data: Data = EMBEDDED,
+    method: Method = "none",
+    top: Top = 5,
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_tokens: BatchTokens = None,
+    shard_size: ShardSize = 4096,
+    workers: Workers = 2,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    runtime: Runtime = "auto",
+) -> None:
+    """Write the most likely classes of many images to parquet files; a stopped run continues."""
+    from adamerge.prediction.tasks import TopClasses
+
+    task = TopClasses(top)
+    loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
+    loading |= {"name": model, "num_classes": num_classes}
+    reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
+    running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
+    _run(task, out, (method, context.args), (loading, reading, running), skip_bad)
+
+
+def embed(
+    context: typer.Context,
+    out: Out,
+    model: Model = EMBEDDED,
+    weights: Weights = None,
+    num_classes: NumClasses = None,
+    pretrained: Pretrained = False,
+    data: Data = EMBEDDED,
+    method: Method = "none",
+    device: Device = "cpu",
+    dtype: Dtype = "fp32",
+    batch_tokens: BatchTokens = None,
+    shard_size: ShardSize = 4096,
+    workers: Workers = 2,
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    runtime: Runtime = "auto",
+) -> None:
+    """Write a feature vector of many images to parquet files; a stopped run continues."""
+    from adamerge.prediction.tasks import Features
+
+    loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
+    loading |= {"name": model, "num_classes": num_classes}
+    reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
+    running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
+    _run(Features(), out, (method, context.args), (loading, reading, running), skip_bad)
+
+
+def _run(
+    task: "Task",
+    out: Path,
+    chosen: tuple[str, list[str]],
+    options: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
+    skip_bad: bool,
+) -> None:
+    """Read the options, run, and report."""
+    from adamerge.cli.loading import load_model
+    from adamerge.cli.options import read_recipe
+    from adamerge.prediction.run import RunOptions, run
+
+    loading, reading, running = options
+    check_can_write(out, folder=True)
+    recipe = read_recipe(*chosen)
+    net = load_model(**loading)
+    source = _source(net, **reading)
+    found = run(net, source, out, recipe, task, RunOptions(**running))
+    _show(found, skip_bad)
+
+
+def _source(model: "nn.Module", data: str, limit: int | None, shard_size: int) -> "Source":
+    from adamerge.embedded.scene_generator import TEST_SEED
+    from adamerge.hosts.base import find_host
+    from adamerge.prediction.sources import drawn_source, folder_source
+
+    if limit is not None and limit < 1:
+        raise BadOption(f"--images must be at least 1; got {limit}")
+    if data == EMBEDDED:
+        size = find_host(model).image[-1]
+        return drawn_source(limit if limit is not None else 1024, seed=TEST_SEED, size=size, shard_size=shard_size)
+    return folder_source(data, shard_size=shard_size, limit=limit)
+
+
+def _show(found: "PredictionReport", skip_bad: bool) -> None:
+    console.print(str(found), soft_wrap=True, highlight=False)
+    report_unreadable(found.complaint(), skip_bad, ADVICE)
