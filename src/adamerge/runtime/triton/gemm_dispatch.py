@@ -10,7 +10,7 @@ from adamerge.runtime.block_view import Activation, LinearParams, NormParams
 from adamerge.runtime.packed.layout import Packed
 from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.triton.kernels.launch import small_grid, tma_describable
-from adamerge.runtime.triton.kernels.linear import activation_reference, large, worthwhile
+from adamerge.runtime.triton.kernels.linear import activation_reference, large, wasteful, worthwhile
 from adamerge.runtime.triton.kernels.linear import linear as linear_fused
 from adamerge.runtime.triton.kernels.residual import add
 
@@ -37,7 +37,8 @@ class GemmDispatch:
         activation: Activation | None = None,
     ) -> Float[Tensor, "total out"]:
         """`x @ weight.T + bias` for the rows of the state, then the activation, if there is one."""
-        if worthwhile(x, layer.weight, activation is not None):
+        vendor = activation is None and self._better_by_vendor(state, x, layer)
+        if not vendor and worthwhile(x, layer.weight, activation is not None):
             return linear_fused(x, layer.weight, layer.bias, activation=activation, rows=self.row_count(state))
         y = linear(x, layer.weight, layer.bias)
         return y if activation is None else activation_reference(y, activation)
@@ -51,10 +52,15 @@ class GemmDispatch:
     ) -> tuple[PackedState, Packed | None]:
         """`(state + gamma * linear(x), None)` where one kernel does both, else `(state, linear(x))`."""
         same = state.x.dtype == x.dtype == (x if gamma is None else gamma).dtype
-        if not (same and large(x, layer.weight) and tma_describable(state.x)):
+        ours = same and large(x, layer.weight) and tma_describable(state.x)
+        if not ours or self._better_by_vendor(state, x, layer):
             return state, self.linear(state, x, layer)
         sum_ = linear_fused(x, layer.weight, layer.bias, gamma=gamma, onto=state.x, rows=self.row_count(state))
         return replace(state, x=sum_, normed=None, inverse=None), None
+
+    def _better_by_vendor(self, state: PackedState, x: Float[Tensor, "total d"], layer: LinearParams) -> bool:
+        """Whether all rows are used and our kernel would leave many processors idle at its end."""
+        return (not self.counting or not state.merged) and wasteful(x, layer.weight)
 
     def sum(
         self,

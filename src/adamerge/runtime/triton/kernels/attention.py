@@ -16,6 +16,7 @@ from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
 from adamerge.runtime.triton.kernels.launch import (
     LOG2E,
     blocks,
+    head_offset,
     next_pow2,
     num_stages_for,
     pdl_options,
@@ -53,14 +54,11 @@ def _attend(
     pdl_wait(EARLY)
     if block * QUERIES >= n:
         return
-    if BY_EIGHT:
-        # Known to be aligned, eight channels are loaded at once: for heads of 72 or 88 channels Triton cannot see it.
-        head_stride = tl.multiple_of(head_stride, 8)
     channel = tl.arange(0, DIMS)
     column = tl.arange(0, KEYS)
     row = block * QUERIES + tl.arange(0, QUERIES)
     inside = channel < DIM
-    first = begin.to(tl.int64) * row_stride + head * head_stride
+    first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
     mine = (row < n)[:, None] & inside[None, :]
     q = tl.load(query + first + row[:, None] * row_stride + channel[None, :], mask=mine, other=0.0)
     key += first

@@ -10,7 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
-from adamerge.runtime.triton.kernels.launch import LOG2E, blocks, next_pow2, pdl_options, pdl_wait, precision
+from adamerge.runtime.triton.kernels.launch import (
+    LOG2E,
+    blocks,
+    head_offset,
+    next_pow2,
+    pdl_options,
+    pdl_wait,
+    precision,
+)
 from adamerge.runtime.triton.kernels.received_attention import head_rows
 
 
@@ -19,7 +27,7 @@ from adamerge.runtime.triton.kernels.received_attention import head_rows
 def _entropy(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,
     HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The entropy in bits of each query's weights, averaged over heads."""
     block, image = tl.program_id(0), tl.program_id(1)
@@ -38,7 +46,7 @@ def _entropy(
             bias += tl.load(logs + begin + column, mask=column < n, other=0.0)
         weights = tl.zeros([QUERIES, KEYS], tl.float32)
         for head in range(HEADS):
-            first = begin.to(tl.int64) * row_stride + head * head_stride
+            first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
             q = head_rows(query, first, row, n, channel, row_stride, DIM)
             k = head_rows(key, first, column, n, channel, row_stride, DIM)
             here = tl.full([], head, tl.int64) * total + begin
@@ -73,7 +81,7 @@ def attention_entropy(
     _entropy[(blocks(layout.longest, side), layout.images)](
         query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
         HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None,
-        PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
+        BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
     )  # fmt: skip
     return out
 

@@ -14,7 +14,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
-from adamerge.runtime.triton.kernels.launch import LOG2E, blocks, next_pow2, pdl_options, pdl_wait, precision
+from adamerge.runtime.triton.kernels.launch import (
+    LOG2E,
+    blocks,
+    head_offset,
+    next_pow2,
+    pdl_options,
+    pdl_wait,
+    precision,
+)
 
 
 @triton.jit
@@ -39,12 +47,9 @@ def _received(
     pdl_wait(EARLY)
     if block * KEYS >= n:
         return
-    if BY_EIGHT:
-        # Known to be aligned, eight channels are loaded at once: for heads of 72 or 88 channels Triton cannot see it.
-        head_stride = tl.multiple_of(head_stride, 8)
     channel = tl.arange(0, DIMS)
     column = block * KEYS + tl.arange(0, KEYS)
-    first = begin.to(tl.int64) * row_stride + head * head_stride
+    first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
     here = head.to(tl.int64) * total + begin
     k = head_rows(key, first, column, n, channel, row_stride, DIM)
     bias = tl.zeros([KEYS], tl.float32)
