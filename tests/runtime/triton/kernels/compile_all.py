@@ -68,7 +68,7 @@ build(
 )  # fmt: skip
 build(
     attention._attend, typed(HALF="query key value out", FLOAT="log_sums logs", INT="offsets") | {"scale": "fp32"},
-    HEADS=12, DIM=64, DIMS=64, QUERIES=128, KEYS=32, SIZED=True, SUMS=True, PRECISION="tf32",
+    HEADS=12, DIM=64, DIMS=64, TAIL=16, QUERIES=128, KEYS=32, SIZED=True, SUMS=True, BY_EIGHT=True, PRECISION="tf32",
 )  # fmt: skip
 for one in (True, False):
     columns = 256 if one else 128
@@ -99,12 +99,12 @@ build(
 )  # fmt: skip
 build(
     received_attention._received, typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
-    HEADS=16, DIM=72, DIMS=128, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
+    HEADS=16, DIM=72, DIMS=64, TAIL=16, QUERIES=64, KEYS=64, SIZED=True, BY_EIGHT=True, PRECISION="tf32",
 )  # fmt: skip
 build(
     attention_entropy._entropy,
     typed(HALF="query key", FLOAT="log_sums out logs", INT="offsets") | {"scale": "fp32"},
-    HEADS=12, DIM=64, DIMS=64, QUERIES=64, KEYS=64, SIZED=True, PRECISION="tf32",
+    HEADS=12, DIM=64, DIMS=64, TAIL=16, QUERIES=64, KEYS=64, SIZED=True, BY_EIGHT=True, PRECISION="tf32",
 )  # fmt: skip
 for counted in (True, False):
     build(

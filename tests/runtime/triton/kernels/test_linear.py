@@ -5,7 +5,13 @@ import torch
 from awkward import DEVICE, noise
 
 from adamerge.runtime.block_view import Activation
-from adamerge.runtime.triton.kernels.linear import activation_reference, linear, linear_reference, worthwhile
+from adamerge.runtime.triton.kernels.linear import (
+    activation_reference,
+    leaves_idle,
+    linear,
+    linear_reference,
+    worthwhile,
+)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh", "quick_gelu"])
@@ -106,3 +112,9 @@ def activated(values: torch.Tensor, activation: Activation = "gelu") -> tuple[to
     weight = torch.zeros(1, 16, device=DEVICE)
     weight[0, 0] = 1
     return x[:, 0], linear(x, weight, None, activation=activation)[:, 0]
+
+
+@pytest.mark.parametrize("tiles, expected", [(264, False), (300, True), (396, False), (410, True), (462, False)])
+def test_idle_programs(tiles, expected):
+    """A last round of tiles that keeps few of 264 programs busy is a waste; one cut in halves for all is not."""
+    assert leaves_idle(tiles, 264) is expected

@@ -17,19 +17,15 @@ from adamerge.runtime.triton.kernels.launch import (
     LOG2E,
     blocks,
     head_offset,
+    head_rows,
+    head_rows_if,
     next_pow2,
     num_stages_for,
     pdl_options,
     pdl_wait,
     precision,
+    split_head,
 )
-
-
-@triton.jit
-@no_type_check
-def _tile(at, inside, WHOLE: tl.constexpr):
-    """Some rows of a head; head dimensions that are no power of two are filled up with 0."""
-    return tl.load(at) if WHOLE else tl.load(at, mask=inside[None, :], other=0.0)
 
 
 @triton.jit
@@ -45,8 +41,9 @@ def _bias(logs, begin, column, n, SIZED: tl.constexpr):
 @no_type_check
 def _attend(
     query, key, value, out, log_sums, logs, offsets, scale, row_stride, head_stride, out_row_stride, rows,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, SUMS: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, TAIL: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, SIZED: tl.constexpr, SUMS: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
     begin = tl.load(offsets + image)
@@ -55,36 +52,49 @@ def _attend(
     if block * QUERIES >= n:
         return
     channel = tl.arange(0, DIMS)
+    tail = DIMS + tl.arange(0, TAIL)
     column = tl.arange(0, KEYS)
     row = block * QUERIES + tl.arange(0, QUERIES)
-    inside = channel < DIM
+    here = row < n
     first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
-    mine = (row < n)[:, None] & inside[None, :]
-    q = tl.load(query + first + row[:, None] * row_stride + channel[None, :], mask=mine, other=0.0)
+    q = head_rows_if(here, query + first + row[:, None] * row_stride, channel, DIM)
     key += first
     value += first
     most = tl.full([QUERIES], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
     sum_ = tl.zeros([QUERIES, DIMS], tl.float32)
+    if DIM > DIMS:
+        q_tail = head_rows_if(here, query + first + row[:, None] * row_stride, tail, DIM)
+        sum_tail = tl.zeros([QUERIES, TAIL], tl.float32)
     bias = _bias(logs, begin, column, n, SIZED)
     for start in range(0, n, KEYS):
         # Beyond the last key a tile repeats that key; the bias of minus infinity masks it.
-        at = tl.minimum(start + column, n - 1)[:, None] * row_stride + channel[None, :]
-        k = _tile(key + at, inside, DIM == DIMS)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
+        at = tl.minimum(start + column, n - 1)[:, None] * row_stride
+        k = head_rows(key + at, channel, DIM, DIMS)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if DIM > DIMS:
+            k_tail = head_rows(key + at, tail, DIM, DIMS + TAIL)
+            scores = tl.dot(q_tail, tl.trans(k_tail), scores, input_precision=PRECISION)
+        scores = scores * scale + bias[None, :]
         bias = _bias(logs, begin, start + KEYS + column, n, SIZED)
         higher = tl.maximum(most, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(most - higher)
-        v = _tile(value + at, inside, DIM == DIMS)
+        v = head_rows(value + at, channel, DIM, DIMS)
         sum_ = sum_ * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        if DIM > DIMS:
+            v_tail = head_rows(value + at, tail, DIM, DIMS + TAIL)
+            sum_tail = sum_tail * shrink[:, None] + tl.dot(weights.to(v.dtype), v_tail, input_precision=PRECISION)
         total = total * shrink + tl.sum(weights, 1)
         most = higher
+    goes = out + (begin + row[:, None]).to(tl.int64) * out_row_stride + head * DIM
     result = (sum_ / total[:, None]).to(out.dtype.element_ty)
-    goes = (begin + row[:, None]).to(tl.int64) * out_row_stride + head * DIM + channel[None, :]
-    tl.store(out + goes, result, mask=mine)
+    tl.store(goes + channel[None, :], result, mask=here[:, None] & (channel < DIM)[None, :])
+    if DIM > DIMS:
+        result = (sum_tail / total[:, None]).to(out.dtype.element_ty)
+        tl.store(goes + tail[None, :], result, mask=here[:, None] & (tail < DIM)[None, :])
     if SUMS:
-        tl.store(log_sums + head.to(tl.int64) * rows + begin + row, most + tl.log2(total), mask=row < n)
+        tl.store(log_sums + head.to(tl.int64) * rows + begin + row, most + tl.log2(total), mask=here)
 
 
 def attend(
@@ -107,12 +117,13 @@ def attend(
     if not query.stride() == key.stride() == value.stride() or query.stride(2) != 1:
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     queries, keys = _shape(layout.longest, query)
+    dims, tail = split_head(dim)
     _attend[(blocks(layout.longest, queries), layout.images * heads)](
         query, key, value, out, log_sums, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1),
         out.stride(0), rows,
-        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
+        HEADS=heads, DIM=dim, DIMS=dims, TAIL=tail, QUERIES=queries, KEYS=keys, SIZED=logs is not None,
         SUMS=log_sums is not None, BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4,
-        num_stages=num_stages_for(3, query, keys, keys, next_pow2(dim)),
+        num_stages=num_stages_for(3, query, keys, keys, dims + tail),
         **pdl_options(query),
     )  # fmt: skip
     return out

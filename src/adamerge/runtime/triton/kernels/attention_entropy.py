@@ -14,20 +14,21 @@ from adamerge.runtime.triton.kernels.launch import (
     LOG2E,
     blocks,
     head_offset,
+    head_rows_if,
     next_pow2,
     pdl_options,
     pdl_wait,
     precision,
+    split_head,
 )
-from adamerge.runtime.triton.kernels.received_attention import head_rows
 
 
 @triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _entropy(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, TAIL: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The entropy in bits of each query's weights, averaged over heads."""
     block, image = tl.program_id(0), tl.program_id(1)
@@ -36,7 +37,7 @@ def _entropy(
     pdl_wait(EARLY)
     if block * QUERIES >= n:
         return
-    channel = tl.arange(0, DIMS)
+    channel, tail = tl.arange(0, DIMS), DIMS + tl.arange(0, TAIL)
     row = block * QUERIES + tl.arange(0, QUERIES)
     sum_ = tl.zeros([QUERIES], tl.float32)
     for start in range(0, n, KEYS):
@@ -47,11 +48,17 @@ def _entropy(
         weights = tl.zeros([QUERIES, KEYS], tl.float32)
         for head in range(HEADS):
             first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
-            q = head_rows(query, first, row, n, channel, row_stride, DIM)
-            k = head_rows(key, first, column, n, channel, row_stride, DIM)
+            rows, columns = query + first + row[:, None] * row_stride, key + first + column[:, None] * row_stride
+            q = head_rows_if(row < n, rows, channel, DIM)
+            k = head_rows_if(column < n, columns, channel, DIM)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if DIM > DIMS:
+                q = head_rows_if(row < n, rows, tail, DIM)
+                k = head_rows_if(column < n, columns, tail, DIM)
+                scores = tl.dot(q, tl.trans(k), scores, input_precision=PRECISION)
             here = tl.full([], head, tl.int64) * total + begin
             log_sum = tl.load(log_sums + here + row, mask=row < n, other=float("inf"))
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale + bias[None, :]
+            scores = scores * scale + bias[None, :]
             weights += tl.exp2(scores - log_sum[:, None])
         weights = weights / HEADS
         some = weights > 0.0
@@ -78,9 +85,10 @@ def attention_entropy(
     if query.stride() != key.stride() or query.stride(2) != 1:
         query, key = query.contiguous(), key.contiguous()
     side = 32 if query.dtype == torch.float32 else min(64, max(16, next_pow2(layout.longest)))
+    dims, tail = split_head(dim)
     _entropy[(blocks(layout.longest, side), layout.images)](
         query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
-        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=side, KEYS=side, SIZED=logs is not None,
+        HEADS=heads, DIM=dim, DIMS=dims, TAIL=tail, QUERIES=side, KEYS=side, SIZED=logs is not None,
         BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
     )  # fmt: skip
     return out

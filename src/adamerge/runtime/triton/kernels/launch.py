@@ -57,7 +57,7 @@ def pdl_wait(EARLY: tl.constexpr):
 @triton.jit
 @no_type_check
 def head_offset(head, head_stride, BY_EIGHT: tl.constexpr):
-    """Where a head begins in its row.  If BY_EIGHT, the stride is a multiple of eight: eight channels are loaded at once.
+    """Where a head begins in its row.  If BY_EIGHT, the stride is a multiple of eight: eight channels load at once.
 
     Triton sees that only for multiples of 16; heads of 72 or 88 channels are none.  It ignores hints on arguments.
     """
@@ -65,6 +65,24 @@ def head_offset(head, head_stride, BY_EIGHT: tl.constexpr):
     if BY_EIGHT:
         offset = tl.multiple_of(offset, 8)
     return offset
+
+
+@triton.jit
+@no_type_check
+def head_rows(at, channel, DIM: tl.constexpr, END: tl.constexpr):
+    """Some channels, up to END, of rows of a head; 0 from channel DIM on."""
+    if END <= DIM:
+        tile = tl.load(at + channel[None, :])
+    else:
+        tile = tl.load(at + channel[None, :], mask=(channel < DIM)[None, :], other=0.0)
+    return tile
+
+
+@triton.jit
+@no_type_check
+def head_rows_if(here, at, channel, DIM: tl.constexpr):
+    """The same for the rows that are `here`, and 0 for others."""
+    return tl.load(at + channel[None, :], mask=here[:, None] & (channel < DIM)[None, :], other=0.0)
 
 
 def empty_rows(count: int, length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
@@ -99,6 +117,15 @@ def precision(x: Tensor) -> str:
 def next_pow2(n: int, least: int = 16) -> int:
     """The smallest power of two that is at least `n` and `least`."""
     return max(triton.next_power_of_2(n), least)
+
+
+def split_head(dim: int) -> tuple[int, int]:
+    """The channels of a head as two powers of two, the second for what the first leaves over: 72 is 64 and 16.
+
+    One power of two, 128, would take twice as long.  Where nothing is left over, the second is 16 and not used.
+    """
+    first = max(16, 1 << (dim.bit_length() - 1))
+    return first, next_pow2(dim - first)
 
 
 def blocks(n: int, size: int) -> int:

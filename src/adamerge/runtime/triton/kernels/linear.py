@@ -238,14 +238,15 @@ def large(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
 
 
 def wasteful(x: Packed, weight: Float[Tensor, "out d"]) -> bool:
-    """Whether a large product leaves many programs idle at its end, so that the vendor's product is faster.
+    """Whether a large product leaves many programs idle at its end, so that the vendor's product is faster."""
+    return leaves_idle(blocks(len(x), 128) * blocks(len(weight), 128), 2 * processors(x.device))
 
-    Example: 300 tiles for 264 programs take as long as 396.
-    """
-    programs = 2 * processors(x.device)
-    rounds, rest = divmod(blocks(len(x), 128) * blocks(len(weight), 128), programs)
+
+def leaves_idle(tiles: int, programs: int) -> bool:
+    """Whether a fifth of the programs' time or more is spent waiting.  300 tiles take 264 programs as long as 396."""
+    rounds, rest = divmod(tiles, programs)
     taken = rounds + (0 if rest == 0 else 0.5 if 2 * rest <= programs else 1)
-    return rounds + rest / programs < 0.8 * taken
+    return tiles < 0.8 * taken * programs
 
 
 def activation_reference(x: Tensor, activation: Activation) -> Tensor:

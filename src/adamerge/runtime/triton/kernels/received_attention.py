@@ -18,27 +18,21 @@ from adamerge.runtime.triton.kernels.launch import (
     LOG2E,
     blocks,
     head_offset,
+    head_rows_if,
     next_pow2,
     pdl_options,
     pdl_wait,
     precision,
+    split_head,
 )
-
-
-@triton.jit
-@no_type_check
-def head_rows(side, first, row, n, channel, row_stride, DIM: tl.constexpr):
-    """A tile of queries or keys of a head; 0 beyond the last token and beyond the head's width."""
-    inside = (row < n)[:, None] & (channel < DIM)[None, :]
-    return tl.load(side + first + row[:, None] * row_stride + channel[None, :], mask=inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["total"])
 @no_type_check
 def _received(
     query, key, log_sums, out, logs, offsets, scale, row_stride, head_stride, total,
-    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
-    SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIMS: tl.constexpr, TAIL: tl.constexpr, QUERIES: tl.constexpr,
+    KEYS: tl.constexpr, SIZED: tl.constexpr, BY_EIGHT: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The sum of all queries' weights for each key."""
     block, image, head = tl.program_id(0), tl.program_id(1) // HEADS, tl.program_id(1) % HEADS
@@ -47,21 +41,29 @@ def _received(
     pdl_wait(EARLY)
     if block * KEYS >= n:
         return
-    channel = tl.arange(0, DIMS)
+    channel, tail = tl.arange(0, DIMS), DIMS + tl.arange(0, TAIL)
     column = block * KEYS + tl.arange(0, KEYS)
     first = begin.to(tl.int64) * row_stride + head_offset(head, head_stride, BY_EIGHT)
     here = head.to(tl.int64) * total + begin
-    k = head_rows(key, first, column, n, channel, row_stride, DIM)
+    key += first + column[:, None] * row_stride
+    k = head_rows_if(column < n, key, channel, DIM)
+    if DIM > DIMS:
+        k_tail = head_rows_if(column < n, key, tail, DIM)
     bias = tl.zeros([KEYS], tl.float32)
     if SIZED:
         bias += tl.load(logs + begin + column, mask=column < n, other=0.0)
     sum_ = tl.zeros([KEYS], tl.float32)
     for start in range(0, n, QUERIES):
         row = start + tl.arange(0, QUERIES)
-        q = head_rows(query, first, row, n, channel, row_stride, DIM)
+        at = query + first + row[:, None] * row_stride
+        q = head_rows_if(row < n, at, channel, DIM)
+        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        if DIM > DIMS:
+            q_tail = head_rows_if(row < n, at, tail, DIM)
+            scores = tl.dot(k_tail, tl.trans(q_tail), scores, input_precision=PRECISION)
         # Beyond the last query the weight is exp2(-inf).
         log_sum = tl.load(log_sums + here + row, mask=row < n, other=float("inf"))
-        scores = tl.dot(k, tl.trans(q), input_precision=PRECISION) * scale + bias[:, None]
+        scores = scores * scale + bias[:, None]
         sum_ += tl.sum(tl.exp2(scores - log_sum[None, :]), 1)
     tl.store(out + here + column, sum_, mask=column < n)
 
@@ -85,9 +87,10 @@ def received_attention(
     if query.stride() != key.stride() or query.stride(2) != 1:
         query, key = query.contiguous(), key.contiguous()
     queries, keys = (32, 32) if query.dtype == torch.float32 else (64, min(128, next_pow2(layout.longest)))
+    dims, tail = split_head(dim)
     _received[(blocks(layout.longest, keys), layout.images * heads)](
         query, key, log_sums, out, logs, layout.offsets, scale * LOG2E, query.stride(0), query.stride(1), rows,
-        HEADS=heads, DIM=dim, DIMS=next_pow2(dim), QUERIES=queries, KEYS=keys, SIZED=logs is not None,
+        HEADS=heads, DIM=dim, DIMS=dims, TAIL=tail, QUERIES=queries, KEYS=keys, SIZED=logs is not None,
         BY_EIGHT=query.stride(1) % 8 == 0, PRECISION=precision(query), num_warps=4, num_stages=3, **pdl_options(query),
     )  # fmt: skip
     return out
