@@ -162,9 +162,21 @@ def test_methods_lists_every_method(capsys):
 
 def test_the_demo_writes_its_table_and_pictures(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("adamerge.experiments.demo.CALIBRATION_IMAGES", 8)
+    monkeypatch.setattr("adamerge.experiments.demo.TRIES", 1)
     assert call("demo", "--images", "4", "--out", str(tmp_path / "demo")) == 0
-    assert {p.name for p in (tmp_path / "demo").iterdir()} == {"results.json", "merging.png", "frontier.png"}
-    assert "AdaMerge cosine" in capsys.readouterr().out
+    files = {"results.json", "recipe.json", "mosaic.png", "pareto.png"}
+    assert {p.name for p in (tmp_path / "demo").iterdir()} == files
+    printed = capsys.readouterr()
+    assert printed.out.count("◀ best") == 2, "one for each cut"
+    assert "adamerge.apply(model, recipe)" in printed.out.splitlines()[-1]
+    assert printed.err.count("\n") == 1, "one progress bar"
+    rows = json.loads((tmp_path / "demo" / "results.json").read_text())
+    assert [row["method"] for row in rows] == [
+        "none",
+        *2 * ("ToMe", "AdaMerge (paper)", "preset (ours)", "tuned (ours)"),
+    ]
+    # Few images: the cuts are near their targets, not at them.
+    assert all(abs(row["cut"] - row["target_cut"]) < 0.1 for row in rows)
 
 
 def test_the_module_is_the_command_and_shows_its_help_without_torch():

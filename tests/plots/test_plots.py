@@ -1,5 +1,6 @@
 """Pictures say what the plan says, files are whole, and wrong input is refused in words."""
 
+import itertools
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,8 +15,19 @@ from torch import Tensor
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.plan import Plan
-from adamerge.plots import frontier, gallery, heat, layers, mosaic, slots_entering
+from adamerge.plots import (
+    MethodColumn,
+    frontier,
+    gallery,
+    heat,
+    layers,
+    mosaic,
+    side_by_side,
+    slots_entering,
+    tradeoff,
+)
 from adamerge.plots.canvas import drawing
+from adamerge.plots.tradeoff import spread_apart
 from adamerge.runtime.trace import LayerTrace, Trace
 
 PATCH = 20
@@ -241,6 +253,38 @@ def test_nothing_imports_pyplot_and_adamerge_alone_imports_no_matplotlib(tmp_pat
     assert path.is_file()
 
 
+def test_labels_keep_their_order_and_their_distance():
+    heights = spread_apart([0.9, 0.91, -3.0, 0.1, 0.9], 0.06)
+    order = sorted(range(5), key=lambda index: heights[index])
+    assert order == [2, 3, 4, 0, 1]
+    gaps = [heights[b] - heights[a] for a, b in itertools.pairwise(order)]
+    assert min(gaps) > 0.06 - 1e-9
+    assert min(heights) >= 0 and max(heights) <= 1
+    assert spread_apart([0.2, 0.8], 0.1) == [0.2, 0.8]
+
+
+def test_a_tradeoff_with_a_line_far_below_still_tells_the_others_apart(tmp_path):
+    """The far line may change the bottom edge only: the others stay where they are."""
+    near = {"ours": [(0.3, 0.79), (0.5, 0.78)], "tome": [(0.3, 0.78), (0.5, 0.76)]}
+    low = png(tradeoff({**near, "x": [(0.3, 0.4)]}, 0.8, tmp_path / "a" / "t.png", winner="ours"))
+    lower = png(tradeoff({**near, "x": [(0.3, 0.2)]}, 0.8, tmp_path / "b" / "t.png", winner="ours"))
+    assert low.size == (1200, 720)
+    # The strip right of x = 10 %, where the far line has left the plot in both.
+    box = (300, 40, 830, 600)
+    assert low.crop(box).tobytes() == lower.crop(box).tobytes()
+
+
+def test_methods_stand_side_by_side_pixel_for_pixel(tmp_path):
+    images = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    trace = traced()
+    one, two = (MethodColumn(trace.slots(layer)[:2], ["a", "b"]) for layer in (0, -1))
+    path = side_by_side(images, {"one": one, "two": two}, tmp_path / "s.png", titles=["x", "y"])
+    sheet = np.asarray(png(path))
+    last = np.asarray(mosaic(images[0], two.slots[0], scale=76 / 16))
+    right, (height, width) = sheet.shape[1] - 20, last.shape[:2]
+    assert (sheet[74 : 74 + height, right - width : right] == last).all()
+
+
 IMAGE = torch.zeros(3, 32, 32)
 FOUR = torch.arange(4)
 
@@ -284,6 +328,18 @@ FOUR = torch.arange(4)
             "gmacs of row 0 must be a finite number",
         ),
         (lambda: frontier([*ROWS, Row("none", 4.6, 0.7)], "f.png"), BadOption, "(method 'none') must have one top1"),
+        (lambda: tradeoff({}, 0.8, "t.png"), BadOption, "draws 1 to 7 methods with at least one point each; got 0"),
+        (
+            lambda: tradeoff({"a": [(0.3, 0.7)]}, 0.8, "t.png", winner="b"),
+            BadOption,
+            "the winner must be one of a; got 'b'",
+        ),
+        (lambda: side_by_side(IMAGE[None], {}, "s.png", titles=["a"]), BadImages, "and a method"),
+        (
+            lambda: side_by_side(IMAGE[None], {"a": MethodColumn(FOUR[None], [])}, "s.png", titles=["a"]),
+            BadOption,
+            "for each of the 1 images; got 1 titles",
+        ),
         (lambda: layers({}, "l.png"), BadOption, "settings must be at least one"),
         (
             lambda: layers(torch.ones(3), "l.png"),

@@ -177,7 +177,7 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the figures and the table.")] = Path("adamerge-demo"),
     images: Annotated[int, typer.Option("--images", help="How many images to evaluate on.")] = 168,
 ) -> None:
-    """Calibrate and evaluate AdaMerge on the embedded model at several compressions, and draw figures."""
+    """Compare ToMe, AdaMerge, the preset and a tuned recipe on the embedded model, and draw figures; about a minute."""
     from adamerge.experiments.demo import run
 
     run(out, images, console.print)

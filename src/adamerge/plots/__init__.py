@@ -2,5 +2,17 @@
 
 from adamerge.plots.figures import frontier, gallery, layers
 from adamerge.plots.one_image import heat, mosaic, slots_entering
+from adamerge.plots.side_by_side import MethodColumn, side_by_side
+from adamerge.plots.tradeoff import tradeoff
 
-__all__ = ["frontier", "gallery", "heat", "layers", "mosaic", "slots_entering"]
+__all__ = [
+    "MethodColumn",
+    "frontier",
+    "gallery",
+    "heat",
+    "layers",
+    "mosaic",
+    "side_by_side",
+    "slots_entering",
+    "tradeoff",
+]

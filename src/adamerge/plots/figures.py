@@ -5,7 +5,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,9 @@ from torch import Tensor
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.plots.canvas import COLOURS, FAINT, MARKERS, RULE, TEXT, drawing
 from adamerge.plots.one_image import grid_of, heat, mosaic, slots_entering
+from adamerge.plots.sheet import resized, tile_scale, write_sheet
 from adamerge.runtime.trace import Trace
 
-# Pixels.  Five tiles make a figure about 1600 pixels wide: the full width of a README at two pixels per point.
-TILE, GAP, MARGIN, HEADER, CAPTION = 306, 14, 20, 74, 44
 # Axis labels of costs; any other name is its own label.
 COSTS = {
     "gmacs": "GMACs per image",
@@ -66,7 +64,7 @@ def gallery(
     middle, last = _layers_of(depth, "merged_layers", merged_layers or ((depth - 1) // 2, depth - 1))
 
     rows, cols = grid_of(trace.patches, grid)
-    scale = max(round(TILE / cols), 4) / max(images.shape[3] // cols, 1)
+    scale = tile_scale(images.shape[3], cols)
     sources = slots_entering(trace, early), slots_entering(trace, late)
     results = trace.slots(middle), trace.slots(last)
     counts = trace.counts.tolist()
@@ -80,7 +78,7 @@ def gallery(
             heat(image, trace.layers[layer].salience[i], slots[i], grid=grid, scale=scale)
             for layer, slots in zip((early, late), sources, strict=True)
         ]
-        strips.append([_resized(image, merged[0].size), *heats, *merged])
+        strips.append([resized(image, merged[0].size), *heats, *merged])
         captions.append(
             [
                 titles[i] if titles is not None else "",
@@ -89,7 +87,7 @@ def gallery(
             ]
         )
     headings = [("Image", f"{rows} × {cols} patches"), *_headings(depth, (early, late), (middle, last))]
-    _write_sheet(path, strips, captions, headings)
+    write_sheet(path, strips, captions, headings)
     return Path(path)
 
 
@@ -224,41 +222,6 @@ def _layers_of(depth: int, name: str, pair: tuple[int, int]) -> tuple[int, int]:
     if len(pair) != 2 or any(not -depth <= layer < depth for layer in pair):
         raise BadOption(f"{name} must be two layers from 0 to {depth - 1} (or -{depth} to -1); got {pair}")
     return pair[0] % depth, pair[1] % depth
-
-
-def _resized(image: Tensor, size: tuple[int, int]) -> Image.Image:
-    pixels = (image.detach().cpu().double().permute(1, 2, 0).clamp(0, 1) * 255).round().byte().numpy()
-    return Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-
-
-def _write_sheet(
-    path: str | os.PathLike[str],
-    strips: list[list[Image.Image]],
-    captions: list[list[str]],
-    headings: list[tuple[str, str]],
-) -> None:
-    """Write images in rows and columns, unscaled, with headings above the columns and captions below the images."""
-    width, height = strips[0][0].size
-    across = 2 * MARGIN + len(headings) * (width + GAP) - GAP
-    down = HEADER + len(strips) * (height + CAPTION) + MARGIN // 2
-    with drawing(path, across, down) as figure:
-
-        def write(x: int, y: int, text: str, **style: Any) -> None:
-            # Titles are plain text: a dollar sign does not start a formula.
-            figure.text(x / across, 1 - y / down, text, va="baseline", parse_math=False, **style)
-
-        for column, (heading, subheading) in enumerate(headings):
-            x = MARGIN + column * (width + GAP)
-            write(x, 34, heading, fontsize=11.5, fontweight="bold", color=TEXT)
-            write(x, 60, subheading, fontsize=8.5, color=FAINT)
-        for line, (strip, words) in enumerate(zip(strips, captions, strict=True)):
-            y = HEADER + line * (height + CAPTION)
-            for column, (picture, caption) in enumerate(zip(strip, words, strict=True)):
-                x = MARGIN + column * (width + GAP)
-                figure.figimage(np.asarray(picture), xo=x, yo=down - y - height, origin="upper")
-                # A character is about 11 pixels wide at this size.
-                caption = shorten(caption, max(width // 11, 8), placeholder=" …")
-                write(x, y + height + 24, caption, fontsize=9.5, color=TEXT)
 
 
 def _axes(figure: Figure, *, left: float, right: float, bottom: float, top: float) -> Axes:
