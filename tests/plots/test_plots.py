@@ -27,7 +27,7 @@ from adamerge.plots import (
     tradeoff,
 )
 from adamerge.plots.canvas import drawing
-from adamerge.plots.tradeoff import spread_apart
+from adamerge.plots.cost_plot import spread_apart
 from adamerge.runtime.trace import LayerTrace, Trace
 
 PATCH = 20

@@ -1,9 +1,9 @@
 """Figures: merged tokens and salience of single images, galleries, and plots of results."""
 
+from adamerge.plots.cost_plot import tradeoff
 from adamerge.plots.figures import frontier, gallery, layers
+from adamerge.plots.method_columns import MethodColumn, side_by_side
 from adamerge.plots.one_image import heat, mosaic, slots_entering
-from adamerge.plots.side_by_side import MethodColumn, side_by_side
-from adamerge.plots.tradeoff import tradeoff
 
 __all__ = [
     "MethodColumn",
