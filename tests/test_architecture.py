@@ -79,7 +79,7 @@ LIBRARIES: dict[str, set[str]] = {
     "evaluation": {"torch", "jaxtyping", "tqdm"},
     "search": {"torch", "jaxtyping", "tqdm"},
     "presets": {"torch", "jaxtyping"},
-    "prediction": {"torch", "jaxtyping", "tqdm", "timm", "PIL"},
+    "prediction": {"torch", "jaxtyping", "numpy", "tqdm", "timm", "PIL"},
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
     "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},

@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 ADVICE = "The results of the others are written; pass --skip-bad to accept that."
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the parquet files; a stopped run continues from it.")]
-Data = Annotated[str, typer.Option("--data", help="A folder of images, or 'embedded'.")]
+Data = Annotated[
+    str, typer.Option("--data", help="A folder of images, WebDataset shards or parquet files, or 'embedded'.")
+]
+ImageColumn = Annotated[str | None, typer.Option("--image-column", help="The column of images in parquet files.")]
+IdColumn = Annotated[str | None, typer.Option("--id-column", help="The column of ids in parquet files.")]
 Top = Annotated[int, typer.Option("--top", help="How many classes to write for each image.")]
 Runtime = Annotated[str, typer.Option("--runtime", help="auto, reference or packed. auto packs for inference.")]
 BatchTokens = Annotated[
     int | None, typer.Option("--batch-tokens", help="Tokens in a batch, averaged over the blocks; fits the device.")
 ]
-ShardSize = Annotated[int, typer.Option("--shard-size", help="Images in an output file.")]
+ShardSize = Annotated[int, typer.Option("--shard-size", help="Images in an output file, for a folder.")]
 
 
 def predict(
@@ -56,6 +60,8 @@ def predict(
     dtype: Dtype = "fp32",
     batch_tokens: BatchTokens = None,
     shard_size: ShardSize = 4096,
+    image_column: ImageColumn = None,
+    id_column: IdColumn = None,
     workers: Workers = 2,
     limit: Limit = None,
     skip_bad: SkipBad = False,
@@ -68,6 +74,7 @@ def predict(
     loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
     loading |= {"name": model, "num_classes": num_classes}
     reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
+    reading |= {"image_column": image_column, "id_column": id_column}
     running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
     _run(task, out, (method, context.args), (loading, reading, running), skip_bad)
 
@@ -85,6 +92,8 @@ def embed(
     dtype: Dtype = "fp32",
     batch_tokens: BatchTokens = None,
     shard_size: ShardSize = 4096,
+    image_column: ImageColumn = None,
+    id_column: IdColumn = None,
     workers: Workers = 2,
     limit: Limit = None,
     skip_bad: SkipBad = False,
@@ -96,6 +105,7 @@ def embed(
     loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
     loading |= {"name": model, "num_classes": num_classes}
     reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
+    reading |= {"image_column": image_column, "id_column": id_column}
     running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
     _run(Features(), out, (method, context.args), (loading, reading, running), skip_bad)
 
@@ -121,17 +131,26 @@ def _run(
     _show(found, skip_bad)
 
 
-def _source(model: "nn.Module", data: str, limit: int | None, shard_size: int) -> "Source":
+def _source(
+    model: "nn.Module",
+    data: str,
+    limit: int | None,
+    shard_size: int,
+    image_column: str | None,
+    id_column: str | None,
+) -> "Source":
     from adamerge.embedded.scene_generator import TEST_SEED
     from adamerge.hosts.base import find_host
-    from adamerge.prediction.sources import drawn_source, folder_source
+    from adamerge.prediction.locate import find_source
+    from adamerge.prediction.parquet_shards import ColumnNames
+    from adamerge.prediction.sources import drawn_source
 
     if limit is not None and limit < 1:
         raise BadOption(f"--images must be at least 1; got {limit}")
     if data == EMBEDDED:
         size = find_host(model).image[-1]
         return drawn_source(limit if limit is not None else 1024, seed=TEST_SEED, size=size, shard_size=shard_size)
-    return folder_source(data, shard_size=shard_size, limit=limit)
+    return find_source(data, shard_size=shard_size, limit=limit, columns=ColumnNames(image_column, id_column))
 
 
 def _show(found: "PredictionReport", skip_bad: bool) -> None:

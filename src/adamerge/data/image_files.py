@@ -3,8 +3,9 @@
 import os
 import warnings
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from adamerge.core.errors import BadImages
 
@@ -51,7 +52,7 @@ def _no_images(root: str | Path, what: str) -> BadImages:
     return BadImages(f"{root} holds {what}; image files end in {', '.join(_extensions())}")
 
 
-def read_image(path: str | BinaryIO) -> Any:
+def read_image(path: str | BytesIO) -> Any:
     """The image in a file, in RGB.  16 bits of grey become 8; Pillow would cut off all but the darkest."""
     from PIL import Image
 

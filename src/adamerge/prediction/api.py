@@ -1,14 +1,14 @@
 """The functions `adamerge.predict` and `adamerge.embed`."""
 
 import os
-from pathlib import Path
 
 from torch import nn
 
 from adamerge.core.recipe import Recipe
+from adamerge.prediction.locate import find_source
 from adamerge.prediction.report import PredictionReport
 from adamerge.prediction.run import RunOptions, run
-from adamerge.prediction.sources import SHARD_SIZE, Source, folder_source
+from adamerge.prediction.sources import SHARD_SIZE, Source
 from adamerge.prediction.tasks import Features, TopClasses
 from adamerge.runtime.backend import Runtime
 
@@ -36,19 +36,20 @@ def predict(
 
     Args:
         model: a supported classifier; it is restored afterwards.
-        data: a folder of images.
+        data: a folder of images; WebDataset shards or parquet files, as a folder of them, a pattern
+            (`shards/*.tar`, `shards/{000..099}.tar`) or one file; or a `Source`.  Each shard gives one output file.
         out: the folder for the results.  Columns: `id`, `path`, `classes`, `probabilities`, `tokens` (patch tokens
             that the image kept).  Images that cannot be read are in the tables of the folder `_unreadable` there.
         recipe: what to merge; by default the model runs as it is.
         top: how many classes to write.
         runtime: as in `adamerge.apply`.
         batch_tokens: tokens in a batch, averaged over the blocks; more images fit where more tokens merge.
-        shard_size: images in an output file.
+        shard_size: images in an output file, for a folder of images.
         workers: processes that read images; 0 reads in this one.
         progress: show a progress bar.
     """
     options = RunOptions(runtime, batch_tokens, workers, progress)
-    return run(model, find_source(data, shard_size), out, _read(recipe), TopClasses(top), options)
+    return run(model, _source(data, shard_size), out, _read(recipe), TopClasses(top), options)
 
 
 def embed(
@@ -70,13 +71,12 @@ def embed(
     `adamerge.predict`.
     """
     options = RunOptions(runtime, batch_tokens, workers, progress)
-    return run(model, find_source(data, shard_size), out, _read(recipe), Features(), options)
-
-
-def find_source(data: Data, shard_size: int = SHARD_SIZE) -> Source:
-    """The source of images that `data` names."""
-    return data if isinstance(data, Source) else folder_source(Path(data), shard_size=shard_size)
+    return run(model, _source(data, shard_size), out, _read(recipe), Features(), options)
 
 
 def _read(recipe: Recipe | str | os.PathLike[str] | None) -> Recipe | None:
     return Recipe.load(recipe) if isinstance(recipe, (str, os.PathLike)) else recipe
+
+
+def _source(data: Data, shard_size: int) -> Source:
+    return data if isinstance(data, Source) else find_source(os.fspath(data), shard_size=shard_size)

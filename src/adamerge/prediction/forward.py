@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from adamerge.data.folders import normalise, preprocessing
+from adamerge.data.folders import normalise
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import trace
 from adamerge.patching.stack import installed
-from adamerge.prediction.reader import Chunk
+from adamerge.prediction.reader import Chunk, Transform
 from adamerge.prediction.report import Clock
 from adamerge.prediction.tasks import Task
 
@@ -40,13 +40,10 @@ class Forward:
     """A model with a task: makes columns of a batch of pixels."""
 
     def __init__(self, model: nn.Module, task: Task):
-        from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
-
         parameter = next(model.parameters())
         self.model, self.device, self.dtype = model, parameter.device, parameter.dtype
         self.host = find_host(model)
-        # uint8 goes from process to process and to the device: a quarter of the bytes.
-        self.transform: Any = create_transform(**preprocessing(model), is_training=False, use_prefetcher=True)
+        self.transform = Transform(model)
         self.columns = task.function(model)
         self.patches = 0
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from adamerge.data.folders import preprocessing
 from adamerge.data.image_files import read_image
 from adamerge.prediction.sources import Sample, Unit
 
@@ -61,7 +63,7 @@ class _Waiting:
 
 
 class Reader(IterableDataset[Chunk]):
-    """Batches of `batch` images of each unit; the transform makes of an image uint8 pixels (channels, height, width).
+    """Batches of `batch` images of each unit.
 
     With several worker processes, each reads every n-th unit.  A batch has images of one unit only and does not
     depend on the number of processes.
@@ -91,7 +93,7 @@ class Reader(IterableDataset[Chunk]):
 
     def _add(self, sample: Sample, waiting: _Waiting) -> None:
         try:
-            pixels = self.transform(_decoded(sample.content))
+            pixels = self.transform(sample.content)
         except Exception as error:  # for damaged files Pillow raises many types, even SyntaxError
             waiting.unreadable.append(UnreadableImage(sample.id, sample.path, reason_of(error)))
             return
@@ -104,7 +106,7 @@ def make_loader(
     units: Sequence[Unit], transform: Callable[[Any], Tensor], batch: int, workers: int, device: torch.device
 ) -> DataLoader[Chunk]:
     """Chunks in an order that depends only on the units and the number of workers."""
-    reader = Reader(units, transform, batch)
+    reader, workers = Reader(units, transform, batch), min(workers, len(units))
     return DataLoader(reader, batch_size=None, num_workers=workers, pin_memory=device.type == "cuda")
 
 
@@ -115,12 +117,37 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:LONGEST_REASON]
 
 
+class Transform:
+    """Makes pixels (channels, height, width) in uint8 of the content of a sample, as timm prepares images for a model.
+
+    Decoded pixels that have the model's image size already are taken as they are.
+    """
+
+    def __init__(self, model: nn.Module):
+        from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
+
+        settings = preprocessing(model)
+        self.size = tuple(settings["input_size"][1:])
+        # Without the last steps, scaling and normalising: uint8 goes from process to process, a quarter of the bytes.
+        self.prepare: Any = create_transform(**settings, is_training=False, use_prefetcher=True)
+
+    def __call__(self, content: Any) -> Tensor:
+        if isinstance(content, Exception):
+            raise content
+        if isinstance(content, np.ndarray):
+            if content.dtype != np.uint8 or content.ndim != 3 or content.shape[2] != 3:
+                raise ValueError(f"expected pixels (height, width, 3) in uint8, got {content.dtype} {content.shape}")
+            if content.shape[:2] == self.size:
+                return torch.from_numpy(content).permute(2, 0, 1)
+        return self.prepare(_decoded(content))
+
+
 def _decoded(content: Any) -> Any:
-    """The image in a sample, as a PIL image in RGB."""
+    """The image of a sample, as a PIL image in RGB."""
     if isinstance(content, str):
         return read_image(content)
-    if isinstance(content, (bytes, memoryview)):
+    if isinstance(content, bytes):
         return read_image(BytesIO(content))
     from PIL import Image
 
-    return Image.fromarray(content).convert("RGB")
+    return Image.fromarray(content)

@@ -20,7 +20,8 @@ SHARD_SIZE = 4096
 class Sample:
     """One image of a source.
 
-    `content` is the path of an image file, the bytes of one, or decoded pixels (height, width, channels) in uint8.
+    `content` is the path of an image file, the bytes of one, decoded pixels (height, width, channels) in uint8, or an
+    error that says why there is no image.
     """
 
     id: str
