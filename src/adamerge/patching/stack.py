@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adamerge.core.errors import BadOption, PatchConflict
 from adamerge.core.recipe import Recipe
+from adamerge.core.types import Counts
 from adamerge.hosts.base import BlockStack, Host
 from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
@@ -23,7 +24,7 @@ from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
 from adamerge.runtime.hooks import HOOK_ATTRIBUTES, HookFinder, Hooks, constant_for_compilers
 from adamerge.runtime.module_watch import ModuleWatch
-from adamerge.runtime.trace import BuildTrace, Trace
+from adamerge.runtime.trace import BuildTrace, LazyTrace, Trace
 from adamerge.runtime.triton.graph_cache import GraphCache, LayerTables, graphs_allowed
 
 
@@ -121,6 +122,16 @@ class Stack(BlockStack):
         if callable(self._trace):
             self._trace = self._trace()
         return self._trace
+
+    @property
+    def tokens_left(self) -> Counts | None:
+        """The patch tokens that each image of the last forward pass kept; where possible without building its trace.
+
+        On CUDA, read it before the next pass, whose graph overwrites it.
+        """
+        if isinstance(self._trace, LazyTrace):
+            return self._trace.left()
+        return None if self.last_trace is None else self.last_trace.counts[:, -1]
 
     def keep_trace(self, trace: Trace | BuildTrace) -> None:
         """Keep the trace of a forward pass, or a function that builds it."""

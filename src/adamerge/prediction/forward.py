@@ -1,14 +1,15 @@
 """Runs batches of pixels through the model; on CUDA without waiting for the device."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from adamerge.data.folders import normalise
+from adamerge.flops import meter
 from adamerge.hosts.base import find_host
-from adamerge.patching.apply import trace
 from adamerge.patching.stack import installed
 from adamerge.prediction.reader import Chunk, Transform
 from adamerge.prediction.report import Clock
@@ -45,7 +46,6 @@ class Forward:
         self.host = find_host(model)
         self.transform = Transform(model)
         self.columns = task.function(model)
-        self.patches = 0
 
     def example(self) -> tuple[Chunk, dict[str, Tensor]]:
         """A batch of one blank image with its results: shows the columns, and whether the task fits the model."""
@@ -72,18 +72,15 @@ class Forward:
         # As torchvision's ToTensor and Normalize compute it, so that `adamerge eval` sees the same numbers.
         images = normalise(self.model, pixels.to(self.device).float().div(255))
         columns = self.columns(images.to(self.dtype))
-        merging = installed(self.host) is not None
-        kept = trace(self.model).counts[:, -1] if merging else torch.full((len(pixels),), self.host_patches)
-        return {**columns, "tokens": kept.int()}
+        stack = installed(self.host)
+        kept = None if stack is None else stack.tokens_left
+        tokens = torch.full((len(pixels),), self.patches) if kept is None else kept
+        return {**columns, "tokens": tokens.int()}
 
-    @property
-    def host_patches(self) -> int:
+    @cached_property
+    def patches(self) -> int:
         """The patch tokens of an image without merging."""
-        if not self.patches:
-            from adamerge.flops import meter
-
-            self.patches = meter(self.model).patches
-        return self.patches
+        return meter(self.model).patches
 
 
 def default_batch_tokens(device: torch.device) -> int:

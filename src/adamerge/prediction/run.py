@@ -132,7 +132,7 @@ def _run_parts(
     schema = to_table(*forward.example()).schema
     loader = make_loader(units, forward.transform, batch, options.workers, forward.device)
     try:
-        for chunk, results in _results(forward, loader, now.clock):
+        for chunk, results in run_batches(forward, loader, now.clock):
             part = by_index[chunk.part]
             with now.clock.writing():
                 if chunk.part not in now.open_files and chunk.failed is None:
@@ -162,7 +162,7 @@ def _take(now: Progress, part: Part, chunk: Chunk, results: dict[str, Tensor]) -
         del now.open_files[part.index]
 
 
-def _results(forward: Forward, loader: Any, clock: Clock) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
+def run_batches(forward: Forward, loader: Any, clock: Clock) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
     """The results of each batch, one batch late: the device works on the next one meanwhile."""
     before: InFlight | None = None
     chunks = iter(loader)

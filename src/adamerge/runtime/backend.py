@@ -24,7 +24,7 @@ from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
-from adamerge.runtime.trace import BuildTrace, Trace, join
+from adamerge.runtime.trace import BuildTrace, LazyTrace, Trace, join
 
 if TYPE_CHECKING:
     from adamerge.runtime.triton.forward import TritonBackend
@@ -280,5 +280,5 @@ class TritonWithFallback:
 
 def _lazy_trace(state: PackedState, recipe: Recipe) -> BuildTrace:
     """A function that builds the trace: it reads counts from the device, so it runs only when asked for."""
-    steps, prefix, before = state.steps, state.layout.prefix, recipe.site == "before_block"
-    return lambda: Trace(tuple(step() for step in steps), prefix, before)
+    steps, layout, prefix, before = state.steps, state.layout, state.layout.prefix, recipe.site == "before_block"
+    return LazyTrace(lambda: Trace(tuple(step() for step in steps), prefix, before), lambda: layout.patches)

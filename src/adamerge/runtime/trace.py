@@ -98,6 +98,19 @@ class Trace:
 BuildTrace = Callable[[], Trace]
 
 
+@dataclass(frozen=True)
+class LazyTrace:
+    """Builds a trace when somebody calls it.  `left` gives the patch tokens that each image has at the end, without
+    building the trace, which would read counts from the device.
+    """
+
+    build: BuildTrace
+    left: Callable[[], Counts]
+
+    def __call__(self) -> Trace:
+        return self.build()
+
+
 def first_images(trace: Trace, images: int) -> Trace:
     """The trace of the first `images` images, in memory of its own and padded no wider than they need."""
     layers: list[LayerTrace] = []

@@ -19,7 +19,7 @@ from adamerge.core.types import AllTokens
 from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.module_watch import ModuleWatch
 from adamerge.runtime.reference import Tables
-from adamerge.runtime.trace import BuildTrace, Trace, first_images
+from adamerge.runtime.trace import BuildTrace, LazyTrace, Trace, first_images
 from adamerge.runtime.triton.graph_capture import CapturedGraph, capture_graph
 
 # Rotary tables of each block; empty for hosts that have none.
@@ -160,6 +160,8 @@ class GraphCache:
                 self._wait(device)
                 return first_images(trace if isinstance(trace, Trace) else trace(), images)
 
+        if isinstance(trace, LazyTrace):
+            return Replayed(result, LazyTrace(build, lambda: trace.left()[:images].clone()))
         return Replayed(result, build)
 
     def _wait(self, device: torch.device) -> None:
