@@ -38,6 +38,18 @@ def test_the_results_are_those_of_the_host(family, rows):
     assert (quick.scale, quick.fused, quick.dropout) == (view.scale, view.fused, view.dropout)
 
 
+def test_gelu_by_tanh_runs_in_onednn_too():
+    model: Any = build("vit")
+    for block in model.blocks:
+        block.mlp.act = nn.GELU(approximate="tanh")
+    view = views(model)[0]
+    quick = with_onednn(view, FLOAT32)
+    x = torch.randn(19, view.shape.dim, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        torch.testing.assert_close(quick.mlp(x), view.mlp(x))
+    assert isinstance(quick, OneDnnView)
+
+
 class RowsOfOneDnnCalls(TorchDispatchMode):
     """Records how many rows each call of oneDNN's linear layer gets."""
 
@@ -71,7 +83,7 @@ def hooked(model: Any) -> None:
 
 
 def another_activation(model: Any) -> None:
-    model.blocks[0].mlp.act = nn.GELU(approximate="tanh")
+    model.blocks[0].mlp.act = nn.SiLU()
 
 
 def another_tensor(model: Any) -> None:
