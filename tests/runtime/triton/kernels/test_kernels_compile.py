@@ -12,4 +12,5 @@ def test_every_kernel_compiles_for_hopper():
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     kernels = {path.stem for path in (Path(__file__).parents[4] / "src/adamerge/runtime/triton/kernels").glob("*.py")}
-    assert set(done.stdout.split()) == kernels - {"__init__", "choice", "decide_reference", "launch"}
+    # `places` has only functions that kernels call.
+    assert set(done.stdout.split()) == kernels - {"__init__", "choice", "decide_reference", "launch", "places"}

@@ -12,6 +12,7 @@ from adamerge.runtime.packed.layout import Layout, PerRow, RowSlots
 from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
 from adamerge.runtime.triton.kernels.launch import empty_rows, next_pow2, pdl_options, pdl_wait, processors
 from adamerge.runtime.triton.kernels.match import source_at, source_count
+from adamerge.runtime.triton.kernels.places import write_places
 
 # The values of the kernel's constexpr SALIENCE, SCORE, WEIGHT and RULE.
 SALIENCE_UNIFORM, SALIENCE_AFFINITY = tl.constexpr(0), tl.constexpr(1)
@@ -138,18 +139,6 @@ def _merged(
 
 @triton.jit
 @no_type_check
-def new_place(kept, source, staying, sources, merges, SOURCES_FIRST: tl.constexpr):
-    """The new place of each token that stays; `staying` counts those up to and including each place."""
-    position = staying - 1
-    if SOURCES_FIRST:
-        ahead = tl.cumsum((kept & source).to(tl.int32), 0)
-        reordered = tl.where(source, ahead, sources - merges + staying - ahead) - 1
-        position = tl.where(merges > 0, reordered, position)
-    return position
-
-
-@triton.jit
-@no_type_check
 def _weights(s, size, kept, WEIGHT: tl.constexpr):
     """The weight of each token in the average that it becomes part of."""
     if WEIGHT == WEIGHT_SALIENCE:
@@ -196,16 +185,9 @@ def _decide(
     merges = tl.minimum(merges, tl.minimum(sources, n - sources) if HALF else sources)
     merged = _merged(score, source, place, sources, merges, ALTERNATING, FIRST, TOKENS // 2, RIVALS)
 
-    kept = there & (merged == 0)
-    staying = tl.cumsum(kept.to(tl.int32), 0)
-    position = new_place(kept, source, staying, sources, merges, SOURCES_FIRST)
-    goes = tl.where(merged, tl.gather(position, partners, 0), position)
-    tl.store(slot + base + place, goes, mask=there)
-    tl.store(origin + base + position, place, mask=kept)
-    # As many tokens are gone up to a place as do not stay.
-    listed = base + place - staying
-    tl.store(gone + listed, place, mask=merged)
-    tl.store(goal + listed, goes, mask=merged)
+    kept, goes = write_places(
+        merged, source, there, partners, place, base, sources, merges, slot, gone, goal, origin, SOURCES_FIRST
+    )
     tl.store(weight + base + place, _weights(s, sized, kept, WEIGHT), mask=there)
     tl.store(salience + base + place, s, mask=there)
     tl.store(count + image, n - merges)

@@ -12,8 +12,8 @@ from torch import Tensor
 from adamerge.core.types import Counts, Mask, PerToken, Slots
 from adamerge.runtime.packed.layout import Layout
 from adamerge.runtime.triton.kernels.choice import Choice
-from adamerge.runtime.triton.kernels.decide import new_place
 from adamerge.runtime.triton.kernels.launch import empty_rows, next_pow2, pdl_options, pdl_wait
+from adamerge.runtime.triton.kernels.places import write_places
 
 # The most entries of a tile in which scores are compared.
 MOST_COMPARED = 2**15
@@ -77,16 +77,9 @@ def _select(
     rank = _rank(tl.where(is_source, finite, float("-inf")), place, n, TOKENS, RIVALS)
     merged = is_source & (rank < limit)
 
-    kept = there & (merged == 0)
-    staying = tl.cumsum(kept.to(tl.int32), 0)
-    position = new_place(kept, is_source, staying, sources, limit, SOURCES_FIRST)
-    goes = tl.where(merged, tl.gather(position, partners, 0), position)
-    tl.store(slot + base + place, goes, mask=there)
-    tl.store(origin + base + position, place, mask=kept)
-    # As many tokens are gone up to a place as do not stay.
-    listed = base + place - staying
-    tl.store(gone + listed, place, mask=merged)
-    tl.store(goal + listed, goes, mask=merged)
+    kept, goes = write_places(
+        merged, is_source, there, partners, place, base, sources, limit, slot, gone, goal, origin, SOURCES_FIRST
+    )
     w = kept.to(tl.float32) if KEEP else tl.load(padded_weight + at, mask=there, other=0.0)
     tl.store(weight + base + place, w, mask=there)
     tl.store(salience + base + place, s, mask=there)
