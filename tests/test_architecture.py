@@ -32,7 +32,17 @@ LIBRARY = {
     "patching",
     "presets",
 }
-LIBRARY |= {"prediction", "recipe_files", "runtime", "runtime.packed", "runtime.triton", "search", "timing", "digest"}
+LIBRARY |= {
+    "exporting",
+    "prediction",
+    "recipe_files",
+    "runtime",
+    "runtime.packed",
+    "runtime.triton",
+    "search",
+    "timing",
+    "digest",
+}
 
 # Room -> the other rooms it may import.  A module directly under the package is a room of its own.
 ROOMS: dict[str, set[str]] = {
@@ -51,8 +61,9 @@ ROOMS: dict[str, set[str]] = {
     "flops": {"core", "hosts", "patching", "runtime"},
     "calibration": {"core", "data", "hosts", "methods", "patching", "runtime"},
     "evaluation": {"core", "data", "flops", "hosts", "patching", "runtime", "timing"},
-    "search": LIBRARY - {"search", "presets", "embedded", "prediction", "recipe_files"},
-    "presets": LIBRARY - {"presets", "embedded", "prediction", "recipe_files"},
+    "search": LIBRARY - {"search", "presets", "embedded", "exporting", "prediction", "recipe_files"},
+    "presets": LIBRARY - {"presets", "embedded", "exporting", "prediction", "recipe_files"},
+    "exporting": {"core", "data", "evaluation", "hosts", "patching", "runtime"},
     "prediction": {"core", "data", "digest", "embedded", "flops", "hosts", "patching", "runtime"},
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
@@ -79,6 +90,7 @@ LIBRARIES: dict[str, set[str]] = {
     "evaluation": {"torch", "jaxtyping", "tqdm"},
     "search": {"torch", "jaxtyping", "tqdm"},
     "presets": {"torch", "jaxtyping"},
+    "exporting": {"torch", "timm"},
     "prediction": {"torch", "jaxtyping", "numpy", "tqdm", "timm", "PIL"},
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},

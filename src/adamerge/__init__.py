@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from adamerge.core.recipe import Recipe
     from adamerge.core.stats import LayerStats
     from adamerge.evaluation import evaluate
+    from adamerge.exporting.api import export
     from adamerge.patching.apply import applied, apply, remove, trace
     from adamerge.patching.cuda_graphs import capture, warmup
     from adamerge.patching.dense import unmerge
@@ -32,6 +33,7 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "export",
     "flops",
     "load_recipe",
     "methods",
@@ -57,6 +59,7 @@ _MODULES = {
     "embed": "prediction.api",
     "evaluate": "evaluation",
     "explain": "patching.explain",
+    "export": "exporting.api",
     "load_recipe": "recipe_files",
     "predict": "prediction.api",
     "remove": "patching.apply",

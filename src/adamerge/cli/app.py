@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.evaluate import evaluate
+from adamerge.cli.export import export
 from adamerge.cli.flags import (
     FIGURES_ADVICE,
     BatchSize,
@@ -186,6 +187,7 @@ def demo(
 app.command("eval", context_settings=METHOD_OPTIONS)(evaluate)
 app.command()(compare)
 app.command()(bench)
+app.command(context_settings=METHOD_OPTIONS)(export)
 app.command()(reproduce)
 app.command()(tune)
 app.command(context_settings=METHOD_OPTIONS)(predict)

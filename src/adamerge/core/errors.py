@@ -50,3 +50,7 @@ class BadOutput(AdamergeError, OSError):
 
 class MissingPackage(AdamergeError, ImportError):
     """A feature needs a package that is not installed."""
+
+
+class CannotExport(AdamergeError, RuntimeError):
+    """A merged model cannot be written in the format that was asked for."""

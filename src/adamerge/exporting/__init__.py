@@ -1,0 +1,1 @@
+"""Export of merged models to files that other engines run: ONNX, OpenVINO, torch.export and AOTInductor."""
