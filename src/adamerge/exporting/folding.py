@@ -7,7 +7,7 @@ from torch import Tensor
 
 from adamerge.core.combine import Average, Combine, Drop, KeepNorm, MeanNorm
 from adamerge.core.errors import BadOption
-from adamerge.exporting.pairs import Pairs
+from adamerge.exporting.pairs import MergePairs
 from adamerge.exporting.state import ExportState, count, rows
 
 
@@ -26,10 +26,10 @@ class Fold:
     source: Tensor
     slot: Tensor
     joins: Tensor
-    pairs: Pairs
+    pairs: MergePairs
 
 
-def plan_fold(pairs: Pairs, tokens: int) -> Fold:
+def plan_fold(pairs: MergePairs, tokens: int) -> Fold:
     """Where the tokens of `pairs` go, of `tokens` tokens with the prefix."""
     source, target = pairs.source, pairs.target
     r = source.shape[1]
@@ -58,7 +58,7 @@ def slots_of(fold: Fold, tokens: int) -> Tensor:
     return torch.where(merged.any(-1), torch.where(merged, fold.slot[:, None, :], 0).sum(-1), alone)
 
 
-def merge_pairs(state: ExportState, pairs: Pairs, weight: Tensor, combine: Combine) -> ExportState:
+def merge_pairs(state: ExportState, pairs: MergePairs, weight: Tensor, combine: Combine) -> ExportState:
     """The state after a merge; `weight` is that of each patch token in the average."""
     tokens, prefix = state.tokens, state.prefix
     fold = plan_fold(pairs, tokens)

@@ -12,7 +12,7 @@ from adamerge.core.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Pairs:
+class MergePairs:
     """In each image, token `source[b, j]` becomes part of token `target[b, j]`.  Both are `(b, r)`.
 
     Tokens are numbered in the order that they keep: `order` lists them, if that is not the order they have now.
@@ -24,7 +24,7 @@ class Pairs:
     order: tuple[int, ...] | None = None
 
 
-def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> Pairs | None:
+def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> MergePairs | None:
     """The pairs that `recipe` merges; None if it merges nothing."""
     asked = recipe.budget.fixed_count(evidence.layer, evidence.depth, evidence.size.shape[1]) or 0
     links = recipe.links
@@ -38,7 +38,7 @@ def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> Pairs | 
         return None
     value = torch.where(found.source, found.value.clamp_min(torch.finfo(found.value.dtype).min), float("-inf"))
     source = _strongest(value, r)
-    return Pairs(source + evidence.prefix, found.partner.gather(1, source) + evidence.prefix)
+    return MergePairs(source + evidence.prefix, found.partner.gather(1, source) + evidence.prefix)
 
 
 def static_sides(links: Bipartite, evidence: Evidence) -> tuple[range, range] | None:
@@ -52,7 +52,7 @@ def static_sides(links: Bipartite, evidence: Evidence) -> tuple[range, range] | 
 
 def _between_sides(
     recipe: Recipe, evidence: Evidence, salience: Tensor, sides: tuple[range, range], asked: int
-) -> Pairs | None:
+) -> MergePairs | None:
     """The pairs of a bipartite matching whose sides are the same in all images."""
     links, (source, target) = recipe.links, sides
     assert isinstance(links, Bipartite)
@@ -67,8 +67,8 @@ def _between_sides(
     which = which.gather(1, chosen)
     if recipe.order == "sources_first":
         order = (*range(evidence.prefix), *(evidence.prefix + i for i in (*source, *target)))
-        return Pairs(chosen + evidence.prefix, which + evidence.prefix + len(source), order)
-    return Pairs(
+        return MergePairs(chosen + evidence.prefix, which + evidence.prefix + len(source), order)
+    return MergePairs(
         chosen * source.step + source.start + evidence.prefix, which * target.step + target.start + evidence.prefix
     )
 
