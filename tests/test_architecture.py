@@ -65,15 +65,16 @@ ROOMS: dict[str, set[str]] = {
     "presets": LIBRARY - {"presets", "embedded", "exporting", "prediction", "recipe_files"},
     "exporting": {"core", "data", "evaluation", "hosts", "patching", "runtime"},
     "prediction": {"core", "data", "digest", "embedded", "flops", "hosts", "patching", "runtime"},
+    "repairing": LIBRARY - {"presets", "embedded", "exporting", "prediction", "recipe_files"},
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
-    "cli": LIBRARY | {"", "experiments", "plots"},
-    "": LIBRARY,
+    "cli": LIBRARY | {"", "experiments", "plots", "repairing"},
+    "": LIBRARY | {"repairing"},
     "__main__": {"cli"},
 }
 # Room -> the libraries it may import, besides Python's own.
 LIBRARIES: dict[str, set[str]] = {
-    "core": {"torch", "jaxtyping"},
+    "core": {"torch", "jaxtyping", "safetensors"},
     "methods": {"torch", "jaxtyping"},
     "embedded": {"torch", "jaxtyping", "timm", "safetensors"},
     "timing": {"torch"},
@@ -92,6 +93,7 @@ LIBRARIES: dict[str, set[str]] = {
     "presets": {"torch", "jaxtyping"},
     "exporting": {"torch", "timm"},
     "prediction": {"torch", "jaxtyping", "numpy", "tqdm", "timm", "PIL"},
+    "repairing": {"torch", "jaxtyping", "tqdm", "safetensors"},
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
     "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},

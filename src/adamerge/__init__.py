@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from adamerge.patching.explain import explain
     from adamerge.prediction.api import embed, predict
     from adamerge.recipe_files import load_recipe, save_recipe
+    from adamerge.repairing.repairer import repair
     from adamerge.search.tuner import tune
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "predict",
     "presets",
     "remove",
+    "repair",
     "save_recipe",
     "trace",
     "tune",
@@ -63,6 +65,7 @@ _MODULES = {
     "load_recipe": "recipe_files",
     "predict": "prediction.api",
     "remove": "patching.apply",
+    "repair": "repairing.repairer",
     "save_recipe": "recipe_files",
     "trace": "patching.apply",
     "tune": "search.tuner",

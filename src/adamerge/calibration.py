@@ -17,6 +17,7 @@ from adamerge.data.batches import Images, batches, number_of_batches
 from adamerge.hosts.base import Host, find_host, image_entry
 from adamerge.methods.papers.adamerge import adamerge
 from adamerge.patching.apply import apply, temporarily_patched, trace
+from adamerge.patching.patched_weights import weights_patched
 from adamerge.patching.probes import embed
 from adamerge.patching.stack import install
 from adamerge.runtime.layerwise import HostBlock, calibrate_layers, measure_unmerged
@@ -69,7 +70,7 @@ def calibrate(
             passes, stats = 1, _sequential(host, model, images, recipe, progress)
         else:
             stats = _iterative(host, model, images, recipe, passes, progress)
-    return replace(stats, how=how, passes=passes, model=host.fingerprint(), recipe=to_json(recipe))
+    return replace(stats, how=how, passes=passes, model=host.fingerprint(), recipe=to_json(recipe.plain))
 
 
 def _adaptive(recipe: Recipe | None, r_max: float | tuple[float, ...] | None) -> Recipe:
@@ -94,9 +95,10 @@ def _iterative(host: Host, model: nn.Module, images: Images, recipe: Recipe, pas
     install(host, host.container)
     label = "calibrating, pass {} of " + str(passes)
     seen = []
-    for batch in _shown(images, label.format(1), progress):
-        state, blocks = _embedded(host, model, batch)
-        seen.append(measure_unmerged([state], blocks, recipe))
+    with weights_patched(model, recipe.patch):
+        for batch in _shown(images, label.format(1), progress):
+            state, blocks = _embedded(host, model, batch)
+            seen.append(measure_unmerged([state], blocks, recipe))
     stats = summarise(_all(seen))
     for number in range(2, passes + 1):
         # On a CPU always with the reference, so that statistics are the same to the bit whatever is fastest.
@@ -117,7 +119,8 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     if not embedded:
         raise BadImages(NO_IMAGES)
     states, blocks = [state for state, _ in embedded], embedded[-1][1]
-    with tqdm(total=host.depth, desc="calibrating, layers", disable=not progress) as bar:
+    shown = tqdm(total=host.depth, desc="calibrating, layers", disable=not progress)
+    with shown as bar, weights_patched(model, recipe.patch):
         return calibrate_layers(states, blocks, recipe, bar.update)[1]
 
 

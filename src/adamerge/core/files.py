@@ -30,7 +30,7 @@ def check_can_write(path: str | os.PathLike[str], *, folder: bool = False) -> No
     """
     target = Path(path)
     try:
-        if _is_special(target) and os.access(target, os.W_OK):
+        if is_special(target) and os.access(target, os.W_OK):
             return
         if not folder and target.is_dir():
             raise BadOutput(f"cannot write {path}: it is a folder. Give the name of a file.")
@@ -54,7 +54,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes) -> None
     """
     target, data = Path(path), content.encode() if isinstance(content, str) else content
     try:
-        if _is_special(target):
+        if is_special(target):
             target.write_bytes(data)
         else:
             _replace(target, data)
@@ -80,7 +80,7 @@ def _replace(target: Path, data: bytes) -> None:
         raise
 
 
-def _is_special(target: Path) -> bool:
+def is_special(target: Path) -> bool:
     """Whether a path is there and neither a file nor a folder: a device or a pipe."""
     return target.exists() and not target.is_file() and not target.is_dir()
 

@@ -1,13 +1,15 @@
 """The registry of recipe parts, and recipes as JSON: reading one back creates registered parts and nothing else."""
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from adamerge.core.errors import BadOption
 from adamerge.core.field_types import check_fields
 
 PARTS: dict[str, type] = {}
+# In the metadata of a field: its value is not written where it is None.
+LEFT_OUT_IF_NONE = "left_out_if_none"
 P = TypeVar("P", bound=type)
 
 
@@ -27,7 +29,7 @@ def part(cls: P) -> P:
 def to_json(value: Any) -> Any:
     """A part, with all parts inside it, as plain JSON data."""
     if is_dataclass(value) and not isinstance(value, type):
-        inner = {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init}
+        inner = {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.init and not _absent(value, f)}
         return {"part": type(value).__name__, **inner}
     if isinstance(value, (tuple, list)):
         return [to_json(v) for v in value]
@@ -38,6 +40,11 @@ def to_json(value: Any) -> Any:
     raise BadOption(
         f"a recipe is made of parts, numbers, texts and lists; {value!r} ({type(value).__name__}) is neither"
     )
+
+
+def _absent(value: Any, field: "Field[Any]") -> bool:
+    """Whether a field is left out of the JSON data: one that older versions do not know, where it is None."""
+    return field.metadata.get(LEFT_OUT_IF_NONE, False) and getattr(value, field.name) is None
 
 
 def from_json(data: Any) -> Any:

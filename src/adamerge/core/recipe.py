@@ -13,13 +13,14 @@ from adamerge.core.combine import Average, Combine, Weight
 from adamerge.core.decision import Decision
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence
-from adamerge.core.files import read_json, write_atomically
+from adamerge.core.files import is_special, read_json, write_atomically
 from adamerge.core.match import Links, Matching, no_links
-from adamerge.core.parts import from_json, part, to_json
+from adamerge.core.parts import LEFT_OUT_IF_NONE, from_json, part, to_json
 from adamerge.core.salience import Salience
 from adamerge.core.select import Order, select
 from adamerge.core.stats import LayerStats
 from adamerge.core.types import PerToken
+from adamerge.core.weight_patch import WeightPatch, file_name, read_patch_file, refer_to_file
 
 SCHEMA = 1
 # The file name of a recipe in a folder of weights.
@@ -45,6 +46,7 @@ class Recipe:
         combine: how one token is made of several.
         order: how the remaining tokens are ordered.
         proportional_attention: add the log of a token's size to the attention scores of its key.
+        patch: changes of the model's parameters that belong to the recipe, made by `adamerge.repair`.
     """
 
     site: Site
@@ -55,6 +57,7 @@ class Recipe:
     combine: Combine = field(default=Average())
     order: Order = "kept"
     proportional_attention: bool = False
+    patch: WeightPatch | None = field(default=None, metadata={LEFT_OUT_IF_NONE: True})
 
     def __post_init__(self) -> None:
         for name, choices in (("site", Site), ("order", Order)):
@@ -109,13 +112,26 @@ class Recipe:
             )
         return replace(self, budget=self.adaptive.with_stats(stats))
 
+    @property
+    def plain(self) -> "Recipe":
+        """The same recipe without statistics and without a patch."""
+        return replace(self if self.adaptive is None else self.with_stats(None), patch=None)
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the recipe with its statistics to a JSON file.  The write is atomic."""
-        write_atomically(path, self.file_text())
+        """Write the recipe with its statistics to a JSON file.  Every write is atomic.
+
+        A patch is written to a file beside it, with the suffix `.safetensors`.
+        """
+        path = Path(path)
+        if self.patch is None or is_special(path):
+            return write_atomically(path, self.file_text())
+        beside = path.with_suffix(".safetensors")
+        write_atomically(beside, self.patch.data)
+        write_atomically(path, _file_text(refer_to_file(to_json(self), self.patch, beside.name)))
 
     def file_text(self) -> str:
-        """What `save` writes."""
-        return json.dumps({"schema": SCHEMA, "recipe": to_json(self)}, indent=1) + "\n"
+        """The text of a file from which `load` reads the whole recipe, the patch included."""
+        return _file_text(to_json(self))
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Recipe":
@@ -123,7 +139,8 @@ class Recipe:
         path = Path(path) / NAME if Path(path).is_dir() else path
         content = read_json(path, "recipe", ADVICE, BadOption)
         try:
-            return _recipe(content)
+            name = file_name(content)
+            return _recipe(content if name is None else read_patch_file(content, Path(path).parent / name))
         except (BadOption, BadStats) as error:
             raise type(error)(f"{path}: {error}") from error
 
@@ -140,6 +157,10 @@ class Recipe:
             raise BadOption(
                 f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
             ) from error
+
+
+def _file_text(recipe: Any) -> str:
+    return json.dumps({"schema": SCHEMA, "recipe": recipe}, indent=1) + "\n"
 
 
 def _recipe(content: Any) -> Recipe:

@@ -1,6 +1,6 @@
 """Finds the library that a model comes from, and describes where the model keeps its blocks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.fx import GraphModule
 
-from adamerge.core.errors import BadStats, UnsupportedModel
+from adamerge.core.errors import BadOption, BadStats, UnsupportedModel
 from adamerge.core.stats import LayerStats
+from adamerge.core.weight_patch import WeightPatch
 from adamerge.hosts.call_convention import CallConvention
 from adamerge.runtime.block_view import View
 
@@ -88,6 +89,12 @@ class Host:
             "sketch": [float(f"{v:.6g}") for v in sketch],
         }
 
+    def check_patch(self, patch: WeightPatch) -> None:
+        """Refuse a patch that was made for another model."""
+        wrong = self._difference(patch.model)
+        if wrong is not None:
+            raise BadOption(f"the patch of this recipe was made for {wrong}. Run adamerge.repair on this one.")
+
     def check(self, stats: LayerStats) -> None:
         """Refuse statistics that were calibrated on another model."""
         if stats.depth != self.depth:
@@ -95,22 +102,21 @@ class Host:
                 f"these statistics cover {stats.depth} layers, the model has {self.depth}; "
                 "they were calibrated on another model. Run `adamerge calibrate` on this one."
             )
-        if not stats.model:
-            return
-        mine, theirs = self.fingerprint(), dict(stats.model)
+        wrong = self._difference(stats.model) if stats.model else None
+        if wrong is not None:
+            raise BadStats(f"these statistics were calibrated on {wrong}. Run `adamerge calibrate` on this one.")
+
+    def _difference(self, theirs: Mapping[str, Any]) -> str | None:
+        """How this model differs from the one with this fingerprint; None where it does not."""
+        mine = self.fingerprint()
         for name in ("class", "prefix", "parameters"):
             if mine[name] != theirs.get(name):
-                raise BadStats(
-                    f"these statistics were calibrated on another model: its {name} is {theirs.get(name)!r}, "
-                    f"this model's is {mine[name]!r}. Run `adamerge calibrate` on this one."
-                )
+                return f"another model: its {name} is {theirs.get(name)!r}, this model's is {mine[name]!r}"
         a, b = torch.tensor(mine["sketch"]), torch.tensor(theirs.get("sketch", []))
         # bfloat16 keeps 8 bits; the tolerance lets a model pass in any dtype.
         if a.shape != b.shape or not torch.allclose(a, b, rtol=1e-2, atol=1e-5):
-            raise BadStats(
-                "these statistics were calibrated on a model of the same shape with other weights. "
-                "Run `adamerge calibrate` on this one."
-            )
+            return "a model of the same shape with other weights"
+        return None
 
 
 # Library -> module with `host(model) -> Host | None`.  A library is imported only for its own models.

@@ -53,6 +53,8 @@ def apply(
     host = find_host(model)
     if recipe.stats is not None:
         host.check(recipe.stats)
+    if recipe.patch is not None:
+        host.check_patch(recipe.patch)
     check_can_run(recipe, host.depth, host.class_token)
     if recipe.stats is not None:
         _warn_if_stats_of_another_recipe(recipe, recipe.stats)
@@ -127,7 +129,7 @@ def _warn_if_stats_of_another_recipe(recipe: Recipe, stats: LayerStats) -> None:
     """Statistics describe the tokens that one recipe leaves; say so when they are used with another."""
     if not stats.recipe:
         return
-    mine = to_json(recipe.with_stats(None))
+    mine = to_json(recipe.plain)
     differing = [name for name in mine if mine[name] != stats.recipe.get(name)]
     if differing:
         theirs = {name: stats.recipe.get(name) for name in differing}

@@ -16,6 +16,7 @@ from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_con
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
 from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, run_opaque
 from adamerge.patching.patch_embedding import patch_embedding_patches
+from adamerge.patching.patched_weights import PatchedWeights
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
 from adamerge.patching.pruning import pruning_patches
@@ -48,6 +49,7 @@ class Stack(BlockStack):
         rotary = host.convention.rotary_keyword is not None
         self.selector = BackendSelector(host.views, recipe, host.prefix, host.class_token, runtime, rotary=rotary)
         self._patches = _method_patches(host, recipe, self.selector)
+        self._weights = None if recipe.patch is None else PatchedWeights(host.model, recipe.patch)
         self.cuda_graphs = cuda_graphs
         self._number = give_number(self)
         self._graphs: GraphCache | None = None
@@ -79,6 +81,8 @@ class Stack(BlockStack):
         """Patch the modules around the blocks.  Called once the stack is in the container's place."""
         for wanted in self._patches:
             patch(wanted)
+        if self._weights is not None:
+            self._weights.enter()
 
     def leave(self) -> None:
         """Undo the patches and give the container the state of the stack.  Called before another takes the place.
@@ -90,6 +94,8 @@ class Stack(BlockStack):
             self._refuse_conflict(module, conflict(module))
         for mine, own in zip(self.children(), self.container.children(), strict=True):
             self._refuse_conflict(mine, proxy_conflict(mine, own))
+        if self._weights is not None:
+            self._weights.leave()
         for module in modules:
             unpatch(module)
         self.container.training = self.training

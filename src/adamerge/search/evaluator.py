@@ -19,6 +19,7 @@ from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.methods import none
 from adamerge.patching.apply import temporarily_patched
+from adamerge.patching.patched_weights import weights_patched
 from adamerge.patching.probes import GivenTokens, embed
 from adamerge.patching.stack import install
 from adamerge.runtime import reference
@@ -93,13 +94,12 @@ class Evaluator:
         `calibrate=False` uses the statistics it has.
         """
         self.sweeps += 1
-        with _evaluating(self.model):
+        with _evaluating(self.model), weights_patched(self.model, recipe.patch):
             if not calibrate or recipe.adaptive is None:
                 return self._outcome(recipe, run_layers(self.starts, self.blocks, recipe))
             states, stats = calibrate_layers(self.starts, self.blocks, recipe)
             outcome = self._outcome(recipe, states)
-        plain = to_json(recipe.with_stats(None))
-        stats = replace(stats, how="sequential", passes=1, model=self.host.fingerprint(), recipe=plain)
+        stats = replace(stats, how="sequential", passes=1, model=self.host.fingerprint(), recipe=to_json(recipe.plain))
         return replace(outcome, recipe=recipe.with_stats(stats))
 
     def _outcome(self, recipe: Recipe, states: Sequence[reference.State]) -> SweepResult:

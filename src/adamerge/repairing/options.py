@@ -1,0 +1,44 @@
+"""The options of repair, all checked in one place."""
+
+import os
+from dataclasses import dataclass
+
+from adamerge.core.checks import check_number
+from adamerge.core.errors import BadOption
+from adamerge.core.files import check_can_write
+from adamerge.search.evaluator import Loss, check_loss
+
+
+@dataclass(frozen=True)
+class RepairOptions:
+    """The options of `adamerge.repair`, which its docstring explains; wrong values are refused by name.
+
+    `hidden` is the weight of the differences between tokens inside the model.  `smallest_crop` is the least share of an
+    image's area that a random crop keeps.  `mixed` is the share of images that are mixed with another image.
+    """
+
+    loss: Loss | None = None
+    epochs: int = 30
+    learning_rate: float = 1e-3
+    batch_size: int | None = None
+    seed: int = 0
+    progress: bool = True
+    resume: str | os.PathLike[str] | None = None
+    hidden: float = 0.0
+    smallest_crop: float = 0.5
+    mixed: float = 0.0
+    autocast: bool = True
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss)
+        for name, least in (("epochs", 1), ("seed", None), ("batch_size", 1)):
+            number = getattr(self, name)
+            if name == "batch_size" and number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int) or (least is not None and number < least):
+                wanted = "a whole number" + ("" if least is None else f" >= {least}")
+                raise BadOption(f"{name} must be {wanted}; got {number!r}")
+        check_number("learning_rate", self.learning_rate, at_least=0)
+        if self.resume is not None:
+            check_can_write(self.resume)

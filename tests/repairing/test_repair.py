@@ -1,0 +1,184 @@
+"""Repair wins back a part of what merging lost, on other images too, and leaves the model as it was."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch.nn.functional import interpolate
+
+import adamerge
+from adamerge.core.errors import BadImages, BadOption
+from adamerge.repairing.augmentation import augment
+from adamerge.repairing.options import RepairOptions
+from adamerge.repairing.repairer import repair_with_report
+from adamerge.search.evaluator import Evaluator
+
+OPTIONS = RepairOptions(epochs=16, learning_rate=5e-3, progress=False)
+
+
+def make_model() -> Any:
+    """A small model whose patches matter: its weights are larger than those that timm draws."""
+    torch.manual_seed(0)
+    return enlarge(VisionTransformer(img_size=48, patch_size=8, embed_dim=48, depth=4, num_heads=4, num_classes=10))
+
+
+def enlarge(model: Any) -> Any:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(6)
+    return model.eval()
+
+
+def draw(number: int, seed: int) -> torch.Tensor:
+    """Images with large and small structures."""
+    dice = torch.Generator().manual_seed(seed)
+    sides = (3, 6, 12, 48)
+    parts = [torch.randn(number, 3, side, side, generator=dice) for side in sides]
+    return torch.stack([interpolate(part, 48) for part in parts]).sum(0)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return draw(96, 1)
+
+
+@pytest.fixture(scope="module")
+def recipe(model, images):
+    return adamerge.presets.best(model, images, cut=0.6)
+
+
+@pytest.fixture(scope="module")
+def report(model, images, recipe):
+    return repair_with_report(model, images, recipe, OPTIONS)
+
+
+def test_less_is_lost_on_images_that_were_not_used(model, recipe, report):
+    judge = Evaluator(model, [draw(256, 2)])
+    before, after = (judge.sweep(one, calibrate=False) for one in (recipe, report.recipe))
+    assert report.repaired and report.check_after < report.check_before
+    assert after.loss.mean() < 0.8 * before.loss.mean()
+    assert after.macs.mean().item() == pytest.approx(before.macs.mean().item(), rel=0.02)
+    assert str(report).startswith("repaired: loss ")
+
+
+def test_the_applied_model_gives_what_was_judged(model, images, report):
+    with torch.no_grad():
+        full = model(images).log_softmax(1)
+    with adamerge.applied(model, report.recipe), torch.inference_mode():
+        merged = model(images).log_softmax(1)
+    kl = (full.exp() * (full - merged)).sum(1)
+    used = torch.arange(len(images)) % 4 != 3
+    assert kl[used].mean().item() == pytest.approx(report.loss_after, rel=1e-3)
+    assert kl[~used].mean().item() == pytest.approx(report.check_after, rel=1e-3)
+
+
+def test_only_norms_and_biases_of_the_blocks_and_after_them_change(model, report):
+    changes = report.recipe.patch.changes
+    parameters = dict(model.named_parameters())
+    assert all(parameters[name].dim() == 1 for name in changes)
+    assert {"norm.weight", "head.bias", "blocks.0.norm1.bias", "blocks.3.mlp.fc2.bias"} <= changes.keys()
+    assert not any(name.startswith("patch_embed") for name in changes)
+    assert all(change.abs().max() > 0 for change in changes.values())
+
+
+def test_the_same_seed_gives_the_same_patch_and_the_model_is_not_changed(model, images, recipe):
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    flags = [parameter.requires_grad for parameter in model.parameters()]
+    options = {"epochs": 1, "progress": False}
+    with torch.inference_mode():
+        one = adamerge.repair(model, images.clone(), recipe, seed=1, **options)
+    model.train()
+    again, other = (adamerge.repair(model, images, recipe, seed=seed, **options) for seed in (1, 2))
+    assert model.training and model.blocks[0].training
+    model.eval()
+    assert one == again != other
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert [parameter.requires_grad for parameter in model.parameters()] == flags
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_stopped_repair_continues_to_the_same_patch(model, images, recipe, tmp_path, monkeypatch):
+    from adamerge.repairing import distillation
+
+    options = {"epochs": 2, "batch_size": 24, "progress": False}
+    whole = adamerge.repair(model, images, recipe, **options)
+    written = []
+    keep = distillation.Distillation._write
+
+    def stop(self, *args):
+        keep(self, *args)
+        written.append(self.done)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(distillation.Distillation, "_write", stop)
+    file = tmp_path / "state.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        adamerge.repair(model, images, recipe, resume=file, **options)
+    assert adamerge.repair(model, images, recipe, resume=file, **options) == whole
+    assert written == list(range(1, 7)), "no step was done twice"
+    with pytest.raises(BadOption, match="is the file of another training: it differs in seed;"):
+        adamerge.repair(model, images, recipe, resume=file, seed=4, **options)
+    file.write_bytes(b"half a file")
+    with pytest.raises(BadOption, match="is not the file of a training"):
+        adamerge.repair(model, images, recipe, resume=file, **options)
+
+
+def test_a_repair_that_does_not_help_gives_the_recipe_back(model, images, recipe, caplog):
+    report = repair_with_report(model, images, recipe, replace(OPTIONS, epochs=1, learning_rate=10.0))
+    assert not report.repaired and report.recipe is recipe
+    assert report.check_after >= report.check_before
+    assert str(report).startswith("not repaired: ")
+    assert "not repaired" in caplog.text
+
+
+def test_features_of_a_backbone_without_classes_are_repaired():
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"img_size": 70, "depth": 4, "embed_dim": 48, "num_heads": 4, "init_values": 0.5}
+    backbone = enlarge(timm.create_model("vit_small_patch14_reg4_dinov2", **sizes))
+    images = interpolate(draw(64, 3), 70)
+    report = repair_with_report(backbone, images, adamerge.methods.tome(6), OPTIONS)
+    assert report.repaired and report.check_after < report.check_before
+    assert report.recipe.patch is not None and "blocks.0.ls1.gamma" in report.recipe.patch.changes
+    assert report.recipe.stats is None
+
+
+def test_half_precision_models_are_repaired_in_float32(model, images, recipe):
+    half = make_model().bfloat16()
+    report = repair_with_report(half, images, recipe, replace(OPTIONS, epochs=1))
+    assert next(half.parameters()).dtype is torch.bfloat16
+    assert report.repaired
+
+
+def test_what_cannot_be_repaired_is_refused(model, images, recipe, report, unchecked):
+    with pytest.raises(BadOption, match=r"expected a Recipe such as adamerge\.tune gives, or its file, got int"):
+        adamerge.repair(model, images, 3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadOption, match="this recipe is repaired already"):
+        adamerge.repair(model, images, report.recipe)
+    with pytest.raises(BadImages, match="at least 8 images"):
+        adamerge.repair(model, images[:4], recipe)
+    for name, wrong in (("epochs", 0), ("batch_size", 1.5), ("seed", "a"), ("learning_rate", -1), ("loss", "mse")):
+        with pytest.raises(BadOption, match=f"{name} must be"):
+            adamerge.repair(model, images, recipe, **{name: wrong})  # pyright: ignore[reportArgumentType]
+
+
+def test_crops_are_parts_of_their_image_and_depend_on_the_dice_alone():
+    columns = torch.arange(32.0).expand(5, 1, 32, 32)
+    one, again = (augment(columns, torch.Generator().manual_seed(1), 0.3, 0.0) for _ in range(2))
+    assert torch.equal(one, again)
+    spread = one.amax((1, 2, 3)) - one.amin((1, 2, 3))
+    assert one.shape == columns.shape and bool((spread < 31.5).all()) and len(set(spread.tolist())) == 5
+    rising = one[:, 0, 0, -1] > one[:, 0, 0, 0]
+    assert bool(rising.any()) and not bool(rising.all()), "some are mirrored"
+    videos = torch.stack([columns, columns], 1)
+    moved = augment(videos, torch.Generator().manual_seed(1), 0.3, 0.0)
+    assert torch.equal(moved[:, 0], one) and torch.equal(moved[:, 1], one)
