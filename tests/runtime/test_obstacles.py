@@ -44,7 +44,6 @@ def test_autocast_is_not_in_the_way_on_cuda(computes):
     [
         ({"autocast": torch.float16}, "in torch.float16 and the tokens are torch.bfloat16", "leave the model"),
         ({"autocast": torch.float64}, "in torch.float64 and the tokens", "in torch.bfloat16 or float16"),
-        ({"device": "cpu", "autocast": torch.bfloat16}, "autocast is on", "convert the model"),
         ({"gradients": True}, "gradients are enabled", "inside torch.inference_mode()"),
         ({"dtype": torch.float64}, "no kernels for torch.float64", "convert the model"),
         ({"device": "mps"}, "on CPUs and CUDA devices only, and these are on mps", ""),

@@ -7,6 +7,7 @@ The option `runtime="packed"` asks for whichever of the last two fits the device
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
@@ -22,6 +23,7 @@ from adamerge.runtime.hooks import Hooks
 from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
+from adamerge.runtime.packed.prepared_blocks import PreparedBlocks
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, LazyTrace, Trace, join
@@ -72,6 +74,7 @@ class BackendSelector:
         # Why a kernel could not run, once one could not.
         self.triton_failure: str | None = None
         self._triton: TritonBackend | None = None
+        self.prepared = PreparedBlocks(self.views)
 
     @property
     def may_pack(self) -> bool:
@@ -119,7 +122,7 @@ class BackendSelector:
         batch = read_facts(x, training)
         rotation = self._why_no_rotation(batch.device)
         found = find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
-        return self._no_gain_on_cpu(x) if found is None and self.runtime == "auto" and batch.device == "cpu" else found
+        return self._obstacle_on_cpu(x, batch.autocast) if found is None and batch.device == "cpu" else found
 
     def _why_no_rotation(self, device: str) -> str | None:
         """Why this host's queries and keys cannot be turned without the reference; None if they can or need not."""
@@ -137,13 +140,17 @@ class BackendSelector:
         elif obstacle.advice is not None:
             self.warn_once(f"the merged blocks run without kernels because {obstacle.reason}; {obstacle.advice}")
 
-    def _no_gain_on_cpu(self, x: Tensor) -> Obstacle | None:
+    def _obstacle_on_cpu(self, x: Tensor, autocast: torch.dtype | None) -> Obstacle | None:
         """Why the reference is better for a batch on a CPU that could be packed; None if it is not."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        if self.runtime == "auto" and (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore
             return Obstacle("a compiler follows plain torch best")
-        if type(x) is not Tensor:
+        if self.runtime == "auto" and type(x) is not Tensor:
             return Obstacle(f"the tokens are a {type(x).__name__}, not a plain tensor")
-        if not self.recipe.ragged and not isinstance(with_onednn(self.views[0], x), OneDnnView):
+        if autocast is not None and not self.prepared.all_in_onednn(x, autocast):
+            return Obstacle(f"autocast is on, and oneDNN does not run these blocks in {autocast}")
+        if self.runtime == "packed" or self.recipe.ragged:
+            return None
+        if autocast is None and not isinstance(with_onednn(self.views[0], x), OneDnnView):
             return Obstacle("equal lengths need no packing, and oneDNN does not run this block")
         return None
 
@@ -219,10 +226,13 @@ class PackedBackend:
 
     def __init__(self, selector: BackendSelector, x: Tensor):
         self.selector, self.state = selector, pack(x, selector.prefix, selector.class_token)
-        self.views = [with_onednn(view, x) for view in selector.views]
+        self.autocast = autocast_dtype(x.device)
+        self.views = selector.prepared.views_for(x, self.autocast)
 
     def step(self, layer: int, tables: Tables = ()) -> None:
-        self.state = packed.step(self.state, self.views[layer], self.selector.recipe, len(self.views))
+        # The views compute in the dtype of autocast themselves.
+        with torch.autocast("cpu", enabled=False) if self.autocast is not None else nullcontext():
+            self.state = packed.step(self.state, self.views[layer], self.selector.recipe, len(self.views))
 
     def finish(self) -> Tensor:
         return unpack(self.state)

@@ -55,8 +55,6 @@ def find_obstacle(
         return Obstacle("this recipe merges nothing, and only the reference is bit-exact then")
     if batch.gradients:
         return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
-    if batch.autocast is not None and batch.device != "cuda":
-        return Obstacle("autocast is on", "convert the model, for example model.to(torch.bfloat16), and leave it out")
     if batch.device not in ("cpu", "cuda"):
         return Obstacle(f"tokens are packed on CPUs and CUDA devices only, and these are on {batch.device}")
     if why_no_rotation is not None:

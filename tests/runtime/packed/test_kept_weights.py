@@ -51,9 +51,31 @@ def bias_through_data(model: Any) -> None:
     model.blocks[1].mlp.fc1.bias.data[3] += 1
 
 
+def other_activation(model: Any) -> None:
+    model.blocks[1].mlp.act.approximate = "tanh"
+    model.blocks[1].mlp.fc1.bias.data += 1
+
+
+def other_eps(model: Any) -> None:
+    model.blocks[1].norm2.eps = 1.0
+
+
+def replaced_module(model: Any) -> None:
+    model.blocks[1].mlp.act = nn.SiLU()
+
+
+def replaced_forward(model: Any) -> None:
+    layer = model.blocks[1].mlp.fc2
+    layer.forward = lambda x: 2 * nn.functional.linear(x, layer.weight, layer.bias)
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        other_activation,
+        other_eps,
+        replaced_module,
+        replaced_forward,
         in_place,
         through_data,
         one_row_through_data,

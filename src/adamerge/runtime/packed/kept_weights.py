@@ -19,7 +19,7 @@ USUAL_ROWS = 197
 
 
 class KeptWeight:
-    """A tensor made from others, and what these were like then.
+    """A tensor made from weights or biases, and what these were like then.
 
     torch counts the changes of a tensor, but not those through `.data`.  So some numbers are compared too, at least one
     of every row and of every column.
@@ -27,46 +27,46 @@ class KeptWeight:
 
     def __init__(self, sources: Sequence[Tensor], made: Tensor):
         self.made = made
-        self._before = [_identity(source) for source in sources]
-        self._samples = [_sample(source) for source in sources]
-        self._values = [sample.tobytes() for sample in self._samples]
+        # Not the sources themselves: what is kept for a tensor must not keep that tensor.
+        self._before = [(id(source), source.data_ptr(), source._version, _sample(source)) for source in sources]
+        self._values = [sample.tobytes() for *_, sample in self._before]
 
     def is_current(self, sources: Sequence[Tensor]) -> bool:
         """Whether the sources are what they were."""
-        if [_identity(source) for source in sources] != self._before:
+        if len(sources) != len(self._before):
             return False
-        return all(sample.tobytes() == values for sample, values in zip(self._samples, self._values, strict=True))
+        for source, (number, address, version, sample), values in zip(sources, self._before, self._values, strict=True):
+            if id(source) != number or source._version != version or source.data_ptr() != address:
+                return False
+            if sample.tobytes() != values:
+                return False
+        return True
 
 
 # By the first of the sources; it is forgotten together with that tensor.
 _kept: Any = WeakIdKeyDictionary()
 
 
-def packed_weight(sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The weights, one below the other, as one weight in `dtype` for oneDNN: in its blocks, if that pays."""
+def keep_joined(sources: Sequence[Tensor], dtype: torch.dtype) -> KeptWeight | None:
+    """The weights or biases, one below the other, as one in `dtype`; weights in oneDNN's blocks, if that pays.
+
+    None for one that is used as it is, and where torch does not count changes: in tensors made in inference mode.
+    """
     first = sources[0]
-    packs = 0 < sum(source.numel() for source in sources) * dtype.itemsize <= MOST_BYTES
-    if any(source.is_inference() for source in sources):
-        # torch does not count the changes of these.
-        return _made(sources, dtype, False)
-    if not packs and len(sources) == 1 and first.dtype is dtype:
-        return first
+    packs = first.dim() > 1 and 0 < sum(source.numel() for source in sources) * dtype.itemsize <= MOST_BYTES
+    as_it_is = len(sources) == 1 and first.dtype is dtype
+    if (as_it_is and not packs) or any(source.is_inference() for source in sources):
+        return None
     forms = _kept.setdefault(first, {})
     kept = forms.get((dtype, packs))
     if kept is None or not kept.is_current(sources):
         kept = forms[dtype, packs] = KeptWeight(sources, _made(sources, dtype, packs))
-    return kept.made
+    return kept
 
 
-def joined_bias(sources: Sequence[Tensor | None], rows: Sequence[int], dtype: torch.dtype) -> Tensor | None:
-    """The biases of layers with so many rows, as one in `dtype`; a layer without a bias has a bias of 0."""
-    given = [bias for bias in sources if bias is not None]
-    if not given:
-        return None
-    if len(given) == len(sources) == 1:
-        return given[0].to(dtype)
-    parts = zip(sources, rows, strict=True)
-    return torch.cat([given[0].new_zeros(n) if bias is None else bias for bias, n in parts]).to(dtype)
+def join(sources: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """The weights or biases, one below the other, as one in `dtype`."""
+    return _made(sources, dtype, False)
 
 
 def _made(sources: Sequence[Tensor], dtype: torch.dtype, packs: bool) -> Tensor:
@@ -75,13 +75,11 @@ def _made(sources: Sequence[Tensor], dtype: torch.dtype, packs: bool) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), USUAL_ROWS) if packs else weight
 
 
-def _identity(source: Tensor) -> tuple[int, int, int]:
-    return id(source), source.data_ptr(), source._version
-
-
 def _sample(source: Tensor) -> Any:
-    """A NumPy view of some numbers of a weight: of every row and of every column."""
+    """A NumPy view of some numbers of a tensor: of every row and of every column of a matrix."""
     same_size = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[source.dtype.itemsize]
+    if source.dim() == 1:
+        return source.detach().view(same_size).numpy()
     rows, columns = source.shape
     step = min(rows, columns)
     while step > 1 and math.gcd(step, columns) != 1:

@@ -20,7 +20,7 @@ from adamerge.runtime.block_view import (
     SplitBlockParams,
     View,
 )
-from adamerge.runtime.packed.kept_weights import joined_bias, packed_weight
+from adamerge.runtime.packed.kept_weights import KeptWeight, join, keep_joined
 
 # The activations that oneDNN computes together with a linear layer, by its names for them.
 ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
@@ -44,21 +44,42 @@ def with_onednn(view: View, x: Tensor, autocast: torch.dtype | None = None) -> V
     fits = autocast is not None or all(layer.weight.dtype is dtype for layer in layers)
     if joined.activation not in ACTIVATIONS or not fits:
         return view
-    return OneDnnView(
-        view,
-        joined,
-        _prepared(qkv, dtype),
-        _prepared((joined.project,), dtype),
-        _prepared((joined.fc1,), dtype),
-        _prepared((joined.fc2,), dtype),
-        dtype,
-    )
+    prepared = [_prepared(each, dtype) for each in (qkv, (joined.project,), (joined.fc1,), (joined.fc2,))]
+    return OneDnnView(view, joined, *prepared, dtype)
 
 
-def _prepared(layers: tuple[LinearParams, ...], dtype: torch.dtype) -> LinearParams:
+@dataclass(frozen=True)
+class PreparedLayer:
+    """A linear layer as oneDNN reads it, and the tensors of which it has copies."""
+
+    weight: Tensor
+    bias: Tensor | None
+    copied: tuple[tuple[tuple[Tensor, ...], KeptWeight | None], ...]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it need not be made again: nothing that was copied has changed since."""
+        return all(kept is not None and kept.is_current(sources) for sources, kept in self.copied)
+
+
+def _prepared(layers: tuple[LinearParams, ...], dtype: torch.dtype) -> PreparedLayer:
     """Layers as one, as oneDNN reads it in `dtype`."""
-    bias = joined_bias([each.bias for each in layers], [len(each.weight) for each in layers], dtype)
-    return LinearParams(packed_weight([each.weight for each in layers], dtype), bias)
+    weights = tuple(layer.weight for layer in layers)
+    biases = tuple(layer.bias for layer in layers if layer.bias is not None)
+    if biases and len(biases) < len(layers):
+        # A layer without a bias has a bias of 0.
+        with torch.inference_mode(False):
+            zero = [torch.zeros(len(layer.weight), dtype=layer.weight.dtype) for layer in layers]
+        biases = tuple(each if layer.bias is None else layer.bias for layer, each in zip(layers, zero, strict=True))
+    made, copied = [], []
+    for sources in (weights, biases) if biases else (weights,):
+        kept, as_it_is = keep_joined(sources, dtype), len(sources) == 1 and sources[0].dtype is dtype
+        if kept is None and as_it_is:
+            made.append(sources[0])
+            continue
+        made.append(join(sources, dtype) if kept is None else kept.made)
+        copied.append((sources, kept))
+    return PreparedLayer(made[0], made[1] if biases else None, tuple(copied))
 
 
 def available() -> bool:
@@ -79,11 +100,26 @@ class OneDnnView:
 
     view: View
     block: PlainBlockParams
-    qkv_layer: LinearParams
-    project_layer: LinearParams
-    fc1: LinearParams
-    fc2: LinearParams
+    qkv_layer: PreparedLayer
+    project_layer: PreparedLayer
+    fc1: PreparedLayer
+    fc2: PreparedLayer
     dtype: torch.dtype
+
+    @property
+    def is_current(self) -> bool:
+        """Whether no weight that was copied has changed since."""
+        return all(layer.is_current for layer in (self.qkv_layer, self.project_layer, self.fc1, self.fc2))
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All tensors of the host that were read; what is copied is in a form of its own."""
+        block = self.block
+        layers = (self.qkv_layer, self.project_layer, self.fc1, self.fc2)
+        copied = [tensor for layer in layers for sources, _ in layer.copied for tensor in sources]
+        norms = (block.norm1.weight, block.norm1.bias, block.norm2.weight, block.norm2.bias)
+        biases = [layer.bias for layer in (block.project, block.fc1, block.fc2)]
+        return (*copied, *norms, *biases, block.qkv.bias, block.gamma1, block.gamma2)
 
     @property
     def fused(self) -> bool:
@@ -118,7 +154,7 @@ class OneDnnView:
         return layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(self.dtype)
 
 
-def _linear(x: Tensor, layer: LinearParams, activation: tuple[str, str] = NO_ACTIVATION) -> Tensor:
+def _linear(x: Tensor, layer: PreparedLayer, activation: tuple[str, str] = NO_ACTIVATION) -> Tensor:
     """A linear layer, followed by an activation."""
     name, variant = activation
     return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, name, [], variant)
