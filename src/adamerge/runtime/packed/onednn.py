@@ -44,8 +44,8 @@ def with_onednn(view: View, x: Tensor, autocast: torch.dtype | None = None) -> V
     fits = autocast is not None or all(layer.weight.dtype is dtype for layer in layers)
     if joined.activation not in ACTIVATIONS or not fits:
         return view
-    prepared = [_prepared(each, dtype) for each in (qkv, (joined.project,), (joined.fc1,), (joined.fc2,))]
-    return OneDnnView(view, joined, *prepared, dtype)
+    project, fc1, fc2 = (_prepared((layer,), dtype) for layer in (joined.project, joined.fc1, joined.fc2))
+    return OneDnnView(view, joined, _prepared(qkv, dtype), project, fc1, fc2, dtype)
 
 
 @dataclass(frozen=True)
