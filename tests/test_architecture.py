@@ -68,7 +68,8 @@ ROOMS: dict[str, set[str]] = {
     "repairing": LIBRARY - {"presets", "embedded", "exporting", "prediction", "recipe_files"},
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
-    "cli": LIBRARY | {"", "experiments", "plots", "repairing"},
+    "report": {"", "core", "data", "experiments"},
+    "cli": LIBRARY | {"", "experiments", "plots", "repairing", "report"},
     "": LIBRARY | {"repairing"},
     "__main__": {"cli"},
 }
@@ -96,6 +97,7 @@ LIBRARIES: dict[str, set[str]] = {
     "repairing": {"torch", "jaxtyping", "tqdm", "safetensors"},
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
+    "report": {"torch"},
     "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},
     "": set(),
     "__main__": set(),

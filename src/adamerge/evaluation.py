@@ -1,7 +1,7 @@
 """Evaluates a recipe on labelled images: accuracy, agreement with the unmerged model, cost and speed."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from tqdm import tqdm
 from adamerge.core.errors import BadImages, UnsupportedModel
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import labelled_batches, number_of_batches
+from adamerge.data.thumbnails import Extremes
 from adamerge.flops import Cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
@@ -36,6 +37,8 @@ class Evaluation:
         seconds: time of the merged model for the timed images.
         full_seconds: time of the unmerged model for the same images.
         timed: number of timed images.
+        patches: the patch tokens that every image starts with.
+        extremes: small copies of the images that keep the fewest and the most tokens, by the names of their parts.
     """
 
     top1: Bool[Tensor, " n"]
@@ -49,6 +52,13 @@ class Evaluation:
     seconds: float
     full_seconds: float
     timed: int
+    patches: int = 0
+    extremes: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def kept(self) -> Int[Tensor, " n"]:
+        """The patch tokens that each image has after the last layer."""
+        return self.patches - self.r.sum(1)
 
     def summary(self) -> dict[str, Any]:
         """Means over the images, as JSON data: accuracies as fractions, costs in 10^9 multiply-accumulates."""
@@ -89,7 +99,7 @@ def evaluate(
     """
     rows: list[tuple[Tensor, ...]] = []
     seconds: list[tuple[int, float, float]] = []
-    host = find_host(model)
+    host, extremes = find_host(model), Extremes()
     with temporarily_patched(model), torch.inference_mode():
         apply(model, recipe, runtime)
         merging = stack_of(model)
@@ -102,7 +112,9 @@ def evaluate(
             install(host, merging)
             merged, merged_time = time_logits(model, images)
             seconds.append((len(images), merged_time, full_time))
-            rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), trace(model).counts)))
+            counts = trace(model).counts
+            extremes.add(images, counts[:, -1])
+            rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), counts)))
         if not rows:
             raise BadImages("there are no images to evaluate on; pass at least one batch of (images, labels)")
         top1, top5, full_top1, agreement, kl, counts = (torch.cat(column) for column in zip(*rows, strict=True))
@@ -121,6 +133,8 @@ def evaluate(
         seconds=sum(merged for _, merged, _ in timed),
         full_seconds=sum(full for _, _, full in timed),
         timed=sum(number for number, _, _ in timed),
+        patches=prices.patches,
+        extremes=extremes.tensors(model),
     )
 
 

@@ -36,6 +36,7 @@ from adamerge.cli.flags import (
     save,
 )
 from adamerge.cli.predict import embed, predict
+from adamerge.cli.report import report
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError
@@ -189,6 +190,7 @@ app.command()(compare)
 app.command()(bench)
 app.command(context_settings=METHOD_OPTIONS)(export)
 app.command()(reproduce)
+app.command()(report)
 app.command()(tune)
 app.command(context_settings=METHOD_OPTIONS)(predict)
 app.command(context_settings=METHOD_OPTIONS)(embed)

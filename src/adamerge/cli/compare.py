@@ -32,6 +32,7 @@ from adamerge.cli.flags import (
     report_unreadable,
 )
 from adamerge.cli.lists import read_cuts, read_gmacs, read_labels, read_natives
+from adamerge.cli.report import show_page
 from adamerge.core.errors import BadOption, BadOutput
 from adamerge.core.files import check_can_write
 
@@ -115,6 +116,7 @@ def compare(
             _show(error.result, [caught.message for caught in notes], out)
             raise
     _show(rows, [caught.message for caught in notes], out)
+    show_page([out])
     if reread:
         report_unreadable(shown.complaint(), skip_bad, ADVICE)
 

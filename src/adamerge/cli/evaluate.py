@@ -1,8 +1,9 @@
 """The command `adamerge eval`: accuracy, agreement, cost and speed of a method."""
 
 import json
+from base64 import b64encode
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
@@ -28,6 +29,9 @@ from adamerge.cli.flags import (
     report_unreadable,
 )
 from adamerge.core.files import check_can_write, write_atomically
+
+if TYPE_CHECKING:
+    from adamerge.evaluation import Evaluation
 
 Runtime = Annotated[str, typer.Option("--runtime", help="auto, reference or packed. auto packs for inference.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Write all figures to this file.")]
@@ -68,15 +72,28 @@ def evaluate(
     batches = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
     known = {"seed": CALIBRATION_SEED, "limit": calibration_images, "labelled": False, **reading}
     recipe = make_calibrated(choice, net, lambda: load_data(net, str(source), **known), given=source is not None)
-    figures = judge(net, batches, recipe, runtime=cast(Any, runtime)).summary()
+    found = judge(net, batches, recipe, runtime=cast(Any, runtime))
     settings = {"model": model, "method": method, "options": context.args, "runtime": runtime}
     settings |= {"device": device, "dtype": dtype}
-    report = {**settings, **figures, "unreadable": list(batches.unreadable), "versions": versions(device)}
+    report = {**settings, **found.summary(), "unreadable": list(batches.unreadable), "versions": versions(device)}
     console.print(_figures(report))
     if json_file is not None:
-        write_atomically(json_file, json.dumps(report, indent=1) + "\n")
+        write_atomically(json_file, json.dumps({**report, **_images(found)}, indent=1) + "\n")
         console.print(f"wrote {json_file}", soft_wrap=True, highlight=False)
     report_unreadable(batches.complaint(), skip_bad, FIGURES_ADVICE)
+
+
+def _images(found: "Evaluation") -> dict[str, Any]:
+    """What a report draws: the tokens of each image, and the images with the fewest and the most as JPEG files."""
+    from adamerge.data.thumbnails import to_jpeg
+
+    shown: dict[str, Any] = {"patches": found.patches, "tokens_kept": json.dumps(found.kept.tolist())}
+    for kind in ("simplest", "complex") if found.extremes else ():
+        pixels, *facts = (found.extremes[f"{kind}_{part}"] for part in ("images", "numbers", "tokens"))
+        files = [b64encode(to_jpeg(image)).decode() for image in pixels]
+        named = zip(files, *(fact.tolist() for fact in facts), strict=True)
+        shown[kind] = [{"image": number, "tokens": tokens, "jpeg": file} for file, number, tokens in named]
+    return shown
 
 
 def _figures(report: dict[str, Any]) -> Table:

@@ -22,6 +22,7 @@ from adamerge.cli.flags import (
     console,
     report_unreadable,
 )
+from adamerge.cli.report import show_page
 from adamerge.core.errors import BadOption
 from adamerge.core.files import check_can_write
 
@@ -84,6 +85,7 @@ def reproduce(
         console.print(f"note: {text}", markup=False, highlight=False)
     run(parts, replace(experiment, runs=runs), out, each=show)
     console.print(f"wrote {out / 'report.md'}", highlight=False)
+    show_page([out])
     complaints = [complaint for reader in readers if (complaint := reader.complaint())]
     advice = "The report is for the others; pass --skip-bad to accept that."
     report_unreadable("; ".join(complaints) or None, skip_bad, advice)

@@ -78,9 +78,20 @@ def folder_loader(
 
 def normalise(model: nn.Module, images: Tensor) -> Tensor:
     """Images in [0, 1], normalised with the mean and standard deviation of `model`."""
+    mean, std = _mean_and_std(model, images)
+    return (images - mean) / std
+
+
+def denormalise(model: nn.Module, images: Tensor) -> Tensor:
+    """Images as they were before `normalise`."""
+    mean, std = _mean_and_std(model, images)
+    return images * std + mean
+
+
+def _mean_and_std(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     wanted = preprocessing(model)
     mean, std = (torch.tensor(wanted[name], device=images.device)[:, None, None] for name in ("mean", "std"))
-    return (images - mean) / std
+    return mean, std
 
 
 def preprocessing(model: nn.Module) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from adamerge.core.files import check_can_write, write_atomically
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches, labelled_batches, number_of_batches
+from adamerge.data.thumbnails import Extremes
 from adamerge.digest import digest_tensors, identify_model
 from adamerge.evaluation import judge, time_logits
 from adamerge.experiments.comparison_rows import ComparisonRow, make_rows, to_csv, to_markdown
+from adamerge.experiments.run_record import RunRecord
 from adamerge.experiments.store import ResultStore, StoredResult
 from adamerge.experiments.versions import versions
 from adamerge.flops import CostCount, check_cost, meter
@@ -106,9 +108,9 @@ def compare(
     cells = _cells(methods, budgets, native or {}, recipes or {}, rival)
     if isinstance(data, Iterator) or isinstance(calibration_images, Iterator):
         raise BadImages("images are read once for each cell; pass a list or a DataLoader, not an iterator")
-    comparison = Comparison(model, calibration_images, data, cost, tolerance, progress)
-    done: list[StoredResult] = []
-    label = name or type(model).__name__
+    label, done = name or type(model).__name__, list[StoredResult]()
+    about = {"model": label, "rival": rival}
+    comparison = Comparison(model, calibration_images, data, cost, tolerance, progress, about)
     try:
         missing = _measure_all(comparison, cells, Path(out), done)
         rows = make_rows(done, rival, label)
@@ -123,6 +125,7 @@ def _measure_all(comparison: "Comparison", cells: Sequence[Cell], folder: Path, 
     """Load or measure every cell, and add it to `done`; returns why cells were left out."""
     store = ResultStore(folder / "cells")
     missing: list[str] = []
+    (record := RunRecord(folder, "compare", _planned(comparison, cells, store))).write()
     for number, cell in enumerate(cells, 1):
         LOGGER.info("cell %d of %d: %s, %s", number, len(cells), cell.label, cell.budget)
         try:
@@ -136,7 +139,16 @@ def _measure_all(comparison: "Comparison", cells: Sequence[Cell], folder: Path, 
             warnings.warn(f"left out: {missing[-1]}", stacklevel=3)
             continue
         write_atomically(folder / "cells.jsonl", "".join(json.dumps(result.facts) + "\n" for result in done))
+    record.write(left_out=missing, finished=True)
     return missing
+
+
+def _planned(comparison: "Comparison", cells: Sequence[Cell], store: ResultStore) -> dict[str, Any]:
+    """What a report needs of a run that was stopped: the cells in order, and the file that each one will have."""
+    known = comparison.identity
+    named = ((cell, store.file_name({**known, "cell": cell.settings})) for cell in cells)
+    listed = [{"method": cell.label, "budget": cell.budget, "file": file} for cell, file in named]
+    return {**comparison.about, "settings": known, "cells": listed}
 
 
 def _write(rows: Sequence[ComparisonRow], missing: Sequence[str], folder: Path) -> None:
@@ -184,7 +196,7 @@ def _cells(
 
 @dataclass(frozen=True)
 class Comparison:
-    """What all cells share: the model, its images and the settings."""
+    """What all cells share: the model, its images and the settings; `about` is for the reader of a report."""
 
     model: nn.Module
     calibration: Images
@@ -192,6 +204,7 @@ class Comparison:
     cost: CostCount
     tolerance: float
     progress: bool
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -247,6 +260,7 @@ def measure(comparison: Comparison, cell: Cell) -> StoredResult:
     model, host, unmerged = comparison.model, find_host(comparison.model), comparison.unmerged
     recipe, facts = _solved(comparison, cell)
     columns: list[tuple[Tensor, ...]] = []
+    extremes = Extremes()
     times: list[tuple[int, float, float]] = []
     with temporarily_patched(model), torch.inference_mode():
         prices = meter(model)
@@ -260,7 +274,9 @@ def measure(comparison: Comparison, cell: Cell) -> StoredResult:
             if full_time:
                 times.append((len(images), full_time if cell.variant.method == "none" else merged_time, full_time))
             judged = judge(unmerged[index].to(merged.device), merged, labels)
-            columns.append(tuple(t.cpu() for t in (*judged, trace(model).counts)))
+            counts = trace(model).counts
+            columns.append(tuple(t.cpu() for t in (*judged, counts)))
+            extremes.add(images, counts[:, -1])
     *judged, counts = (torch.cat(column) for column in zip(*columns, strict=True))
     cost, full = prices.cost(counts, recipe), prices.unmerged()
     # The first batch is a warm-up.
@@ -269,7 +285,9 @@ def measure(comparison: Comparison, cell: Cell) -> StoredResult:
     facts |= {"full_true": full.true.item(), "full_paper": full.paper.item()}
     kept = dict(zip(("top1", "top5", "full_top1", "agreement", "kl"), judged, strict=True))
     kept |= {"true": cost.true, "paper": cost.paper, "merged": prices.patches - counts[:, -1]}
-    return StoredResult(facts, kept)
+    start = torch.full_like(counts[:, :1], prices.patches)
+    kept |= {"r": -torch.diff(counts, dim=1, prepend=start), **extremes.tensors(model)}
+    return StoredResult(facts | {"patches": prices.patches}, kept)
 
 
 def _solved(comparison: Comparison, cell: Cell) -> tuple[Recipe, dict[str, Any]]:

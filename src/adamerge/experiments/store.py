@@ -39,15 +39,7 @@ class ResultStore:
 
     def load(self, settings: Any) -> StoredResult | None:
         """The result with these settings; None if there is none or its file is damaged."""
-        try:
-            with safe_open(self._path(settings), "pt") as file:
-                metadata = file.metadata()
-                if metadata["settings"] != _text(settings):
-                    return None
-                names = file.keys()
-                return StoredResult(json.loads(metadata["facts"]), {name: file.get_tensor(name) for name in names})
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            return None
+        return read_result(self._path(settings), _text(settings))
 
     def save(self, settings: Any, result: StoredResult) -> None:
         """Store a result; an interrupted call leaves no partial file."""
@@ -72,8 +64,25 @@ class ResultStore:
             raise
         return result
 
+    def file_name(self, settings: Any) -> str:
+        """The name of the file for these settings, whether it is there or not."""
+        return f"{digest_json(settings)}.safetensors"
+
     def _path(self, settings: Any) -> Path:
-        return self.folder / f"{digest_json(settings)}.safetensors"
+        return self.folder / self.file_name(settings)
+
+
+def read_result(path: Path, settings: str | None = None) -> StoredResult | None:
+    """The result in a file; None if there is none, if it is damaged, or if it has other settings than those given."""
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            if settings is not None and metadata["settings"] != settings:
+                return None
+            names = file.keys()
+            return StoredResult(json.loads(metadata["facts"]), {name: file.get_tensor(name) for name in names})
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
 
 
 def _text(settings: Any) -> str:

@@ -12,6 +12,7 @@ from adamerge.experiments.reproduce.claims import Claim, Verdict
 from adamerge.experiments.reproduce.experiment import Experiment
 from adamerge.experiments.reproduce.report import read_section, write_report, write_section
 from adamerge.experiments.reproduce.section import Section
+from adamerge.experiments.run_record import RunRecord
 from adamerge.experiments.store import ResultStore
 
 __all__ = [
@@ -58,6 +59,8 @@ def run(
     check_can_write(out, folder=True)
     experiment = replace(experiment, store=ResultStore(out / "kept"))
     settings = experiment.settings
+    record = RunRecord(out, "reproduce", {"parts": chosen, "settings": settings, "notes": list(experiment.notes)})
+    record.write()
     sections: list[Section] = []
     for part in chosen:
         section = replace(PARTS[part](experiment, out), settings=settings)
@@ -67,6 +70,7 @@ def run(
             each(section)
         write_section(section, out)
         _report(out, settings, experiment.notes)
+    record.write(finished=True)
     return sections
 
 
