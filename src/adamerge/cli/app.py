@@ -38,6 +38,7 @@ from adamerge.cli.flags import (
 from adamerge.cli.predict import embed, predict
 from adamerge.cli.report import report
 from adamerge.cli.reproduce import reproduce
+from adamerge.cli.show import show
 from adamerge.cli.tune import tune
 from adamerge.core.errors import AdamergeError
 from adamerge.core.files import check_can_write
@@ -186,6 +187,7 @@ def demo(
 
 
 app.command("eval", context_settings=METHOD_OPTIONS)(evaluate)
+app.command(context_settings=METHOD_OPTIONS)(show)
 app.command()(compare)
 app.command()(bench)
 app.command(context_settings=METHOD_OPTIONS)(export)

@@ -49,7 +49,7 @@ def images_below(root: str | Path) -> list[str]:
 
 
 def _no_images(root: str | Path, what: str) -> BadImages:
-    return BadImages(f"{root} holds {what}; image files end in {', '.join(_extensions())}")
+    return BadImages(f"{root} holds {what}; image files end in {', '.join(image_extensions())}")
 
 
 def read_image(path: str | BytesIO) -> Any:
@@ -67,7 +67,7 @@ def read_image(path: str | BytesIO) -> Any:
 
 def _images_in(folder: str) -> list[str]:
     """The image files in a folder and below it, sorted by folder and then by name."""
-    extensions = _extensions()
+    extensions = image_extensions()
     return [
         os.path.join(home, name)
         for home, names in sorted(_walk(folder))
@@ -94,7 +94,8 @@ def _walk(folder: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[st
             yield from _walk(entry.path, above | {real})
 
 
-def _extensions() -> tuple[str, ...]:
+def image_extensions() -> tuple[str, ...]:
+    """How the names of image files end."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     return IMG_EXTENSIONS

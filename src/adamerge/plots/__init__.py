@@ -3,7 +3,7 @@
 from adamerge.plots.cost_plot import tradeoff
 from adamerge.plots.figures import frontier, gallery, layers
 from adamerge.plots.method_columns import MethodColumn, side_by_side
-from adamerge.plots.one_image import heat, mosaic, slots_entering
+from adamerge.plots.one_image import heat, mosaic, slots_entering, survivors
 
 __all__ = [
     "MethodColumn",
@@ -14,5 +14,6 @@ __all__ = [
     "mosaic",
     "side_by_side",
     "slots_entering",
+    "survivors",
     "tradeoff",
 ]

@@ -23,6 +23,12 @@ THINNEST_LINE = 0.75
 INK = np.array([1.0, 1.0, 1.0])
 SHADE = np.array([0.0, 0.0, 0.0])
 RIM_OPACITY = 0.5
+# Kept patches have a frame of the first colour, merged ones a tint of the second.  They can be told apart with any
+# colour vision, and in grey: merged patches have no frame.
+KEPT = np.array([0.0, 0.62, 0.45])
+MERGED = np.array([0.84, 0.37, 0.0])
+KEPT_FRAME = 0.09
+MERGED_OPACITY = 0.62
 # Below this many pixels the line would cover the patch.
 SMALLEST_PATCH = 4
 # Tolerance for values outside [0, 1]; normalised images exceed it.
@@ -96,6 +102,29 @@ def heat(
     colour = _stretch(colormaps["magma"](0.1 + 0.87 * strength)[..., :3], enlarged)
     grey = (enlarged @ np.array([0.299, 0.587, 0.114]))[..., None]
     return _picture(colour * (0.6 + 0.4 * grey) + 0.16 * grey)
+
+
+def survivors(
+    image: Tensor, kept: Tensor, *, grid: tuple[int, int] | None = None, scale: int | float = 3
+) -> Image.Image:
+    """Show which patches are still tokens of their own (a green frame) and which are merged (tinted in orange).
+
+    Args:
+        image: (3, height, width) in [0, 1].
+        kept: for every patch, row by row, whether it is a token of its own.
+        grid: rows and columns of patches; square unless given.
+        scale: size of the picture relative to the image.
+    """
+    pixels, flags = _lay(image, kept.long(), grid)
+    enlarged = _enlarge(pixels, flags, scale)
+    high, wide = (side // count for side, count in zip(enlarged.shape, flags.shape, strict=False))
+    y, x = np.arange(enlarged.shape[0]) % high + 0.5, np.arange(enlarged.shape[1]) % wide + 0.5
+    inside = np.minimum.outer(np.minimum(y, high - y), np.minimum(x, wide - x))
+    line = max(KEPT_FRAME * min(high, wide), 2 * THINNEST_LINE)
+    frame = np.clip(line + 0.5 - inside, 0, 1)[..., None]
+    grey = (enlarged @ np.array([0.299, 0.587, 0.114]))[..., None]
+    tinted = (1 - MERGED_OPACITY) * grey + MERGED_OPACITY * MERGED * (0.55 + 0.45 * grey)
+    return _picture(np.where(_stretch(flags > 0, enlarged)[..., None], enlarged + frame * (KEPT - enlarged), tinted))
 
 
 def slots_entering(trace: Trace, layer: int) -> Int[Tensor, "b n"]:

@@ -14,7 +14,7 @@ from adamerge.plots.canvas import FAINT, TEXT, drawing
 # Pixels.  Five tiles make a figure about 1600 pixels wide: the full width of a README at two pixels per point.
 TILE, GAP, MARGIN, HEADER, CAPTION = 306, 14, 20, 74, 44
 # A character is about this many pixels wide at the sizes of captions and of headings.
-CHARACTER, SMALL_CHARACTER, BOLD_CHARACTER = 11, 10, 14
+CHARACTER, SMALL_CHARACTER, BOLD_CHARACTER = 11, 9, 14
 
 
 def tile_scale(width: int, cols: int, tile: int = TILE) -> float:
