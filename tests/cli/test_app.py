@@ -28,7 +28,7 @@ def test_the_help_names_every_command_and_debug(words, capsys):
     assert call(*words) == 0
     told = capsys.readouterr().out
     assert "--debug" in told and "traceback" in told and "--version" in told
-    for name in ("calibrate", "eval", "flops", "methods", "demo", "compare", "bench", "reproduce", "tune"):
+    for name in ("calibrate", "eval", "flops", "methods", "demo", "show", "compare", "bench", "reproduce", "tune"):
         assert f" {name} " in told
 
 

@@ -28,6 +28,7 @@ NOTHING = ["--model", "nothing"]
         ["compare", *NOTHING, "--out"],
         ["reproduce", "table1", "--data", "x", *NOTHING, "--out"],
         ["demo", "--out"],
+        ["show", "embedded", *NOTHING, "--out"],
     ],
     ids=lambda words: words[0] + words[-1],
 )
