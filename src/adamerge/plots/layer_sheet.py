@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 
@@ -73,21 +74,23 @@ def layer_sheet(view: ImageView, path: str | os.PathLike[str]) -> Path:
     across = max(across, 1250)
     down = HEADER + 2 * MARGIN + ABOVE + len(tiles) * (high + GAP)
     with drawing(path, across, down) as figure:
-        _draw_header(figure, view, across, down)
+        page = TextFigure(figure, across, down)
+        _draw_header(page, view)
         for row, strip in enumerate(tiles):
             y = HEADER + MARGIN + ABOVE + row * (high + GAP)
-            _write_lines(figure, down_titles[row], MARGIN, y + 22, across, down)
+            page.write_lines(down_titles[row], MARGIN, y + 22)
             for column, picture in enumerate(strip):
                 x = MARGIN + LEFT + column * (wide + GAP)
                 figure.figimage(np.asarray(picture), xo=x, yo=down - y - high, origin="upper")
                 if row == 0:
                     title = "  ".join(word for word in across_titles[column][: 1 if video else 2])
-                    _write(figure, title, x, HEADER + MARGIN + ABOVE - 8, across, down, size=8.5)
+                    page.write(title, x, HEADER + MARGIN + ABOVE - 8, size=8.5)
     return Path(path)
 
 
-def _draw_header(figure: Figure, view: ImageView, across: int, down: int) -> None:
+def _draw_header(page: "TextFigure", view: ImageView) -> None:
     """The input, what the model says before and after, and the number of tokens after every layer."""
+    figure, across, down = page.figure, page.across, page.down
     height = HEADER - 52
     tall = view.pixels.shape[1] // view.moments
     shown = min(view.moments, 4)
@@ -100,21 +103,12 @@ def _draw_header(figure: Figure, view: ImageView, across: int, down: int) -> Non
         figure.figimage(np.asarray(resized(frame, size)), xo=x, yo=down - 52 - tile, origin="upper")
         x += size[0] + GAP
     title = f"{shorten(view.name, 60, placeholder=' …')}  ·  {view.method}  ·  {view.cut:.0%} of the compute saved"
-    _write(figure, title, MARGIN, 34, across, down, size=12, weight="bold")
+    page.write(title, MARGIN, 34, size=12, bold=True)
     for line, (heading, lines) in enumerate((("before merging", view.before), ("after merging", view.after))):
         at = x + 16, 74 + line * (height // 2)
-        _write(figure, heading, *at, across, down, size=9, colour=FAINT)
+        page.write(heading, *at, size=9, colour=FAINT)
         for number, text in enumerate(lines[:3]):
-            weight = "bold" if number == 0 else "normal"
-            _write(
-                figure,
-                shorten(text, 40, placeholder=" …"),
-                at[0],
-                at[1] + 24 * (number + 1),
-                across,
-                down,
-                weight=weight,
-            )
+            page.write(shorten(text, 40, placeholder=" …"), at[0], at[1] + 24 * (number + 1), bold=number == 0)
     left = x + 400
     axes = figure.add_axes((left / across, 1 - (HEADER - 22) / down, (across - MARGIN - left) / across, 176 / down))
     counts = (view.patches, *view.counts)
@@ -129,18 +123,23 @@ def _draw_header(figure: Figure, view: ImageView, across: int, down: int) -> Non
     axes.yaxis.set_visible(False)
 
 
-def _write_lines(figure: Figure, lines: Sequence[str], x: int, y: int, across: int, down: int) -> None:
-    for number, line in enumerate(lines):
-        weight = "bold" if number == 0 else "normal"
-        colour = TEXT if number == 0 else FAINT
-        size = 10.5 if number == 0 else 8
-        _write(figure, line, x, y + 22 * number, across, down, size=size, weight=weight, colour=colour)
+@dataclass(frozen=True)
+class TextFigure:
+    """A figure of `across` x `down` pixels; text is placed in pixels from the top left."""
 
+    figure: Figure
+    across: int
+    down: int
 
-def _write(
-    figure: Figure, text: str, x: int, y: int, across: int, down: int, *, size: float = 9.5, weight: str = "normal",
-    colour: str = TEXT,
-) -> None:  # fmt: skip
-    figure.text(
-        x / across, 1 - y / down, text, va="baseline", fontsize=size, fontweight=weight, color=colour, parse_math=False
-    )
+    def write(self, text: str, x: int, y: int, *, size: float = 9.5, bold: bool = False, colour: str = TEXT) -> None:
+        """Write a line of plain text."""
+        weight = "bold" if bold else "normal"
+        at = x / self.across, 1 - y / self.down
+        self.figure.text(*at, text, va="baseline", fontsize=size, fontweight=weight, color=colour, parse_math=False)
+
+    def write_lines(self, lines: Sequence[str], x: int, y: int) -> None:
+        """Write a heading and smaller lines below it."""
+        heading, *rest = lines
+        self.write(heading, x, y, size=10.5, bold=True)
+        for number, line in enumerate(rest, 1):
+            self.write(line, x, y + 22 * number, size=8, colour=FAINT)
