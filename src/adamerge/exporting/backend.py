@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from adamerge.core.combine import part_at
+from adamerge.core.combine import BySize, part_at
 from adamerge.core.evidence import Heads
 from adamerge.core.recipe import Recipe
 from adamerge.exporting.folding import merge_pairs
@@ -24,9 +24,9 @@ from adamerge.runtime.trace import BuildTrace, Trace
 class ExportBackend:
     """One pass through the blocks, with static shapes besides the number of images."""
 
-    def __init__(self, x: Tensor, views: Sequence[View], recipe: Recipe, prefix: int, class_token: bool):
-        self.views, self.recipe = views, recipe
-        self.state = start(x, prefix, class_token)
+    def __init__(self, x: Tensor, views: Sequence[View], recipe: Recipe, host: Host, unfolded: bool):
+        self.views, self.recipe, self.unfolded = views, recipe, unfolded
+        self.state = start(x, host.prefix, host.class_token)
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         state, view, recipe = replace(self.state, tables=tables, layer=layer), self.views[layer], self.recipe
@@ -40,7 +40,7 @@ class ExportBackend:
 
     def finish(self) -> Tensor:
         state = self.state
-        return state.x if state.slot is None else rows(state.x, state.slot)
+        return rows(state.x, state.slot) if self.unfolded and state.slot is not None else state.x
 
     def build_trace(self) -> Trace | BuildTrace:
         return _no_trace
@@ -59,7 +59,7 @@ def merge(state: ExportState, recipe: Recipe, depth: int, heads: Heads | None) -
     pairs = find_pairs(recipe, evidence, salience)
     if pairs is None:
         return state
-    weight = recipe.weight(evidence, salience)
+    weight = None if isinstance(recipe.weight, BySize) else recipe.weight(evidence, salience)
     return merge_pairs(state, pairs, weight, part_at(recipe.combine, state.layer, depth))
 
 
@@ -88,12 +88,17 @@ def bias(state: ExportState, proportional: bool) -> Tensor | None:
 
 
 class ExportStack(Stack):
-    """The stack of a model that is being exported."""
+    """The stack of a model that is being exported.
 
-    def __init__(self, host: Host, recipe: Recipe):
+    With `unfolded`, every patch gets a copy of its token after the last block.  Without it the host gets fewer tokens,
+    which is enough for heads that read the class token only.
+    """
+
+    def __init__(self, host: Host, recipe: Recipe, unfolded: bool = True):
         super().__init__(host, recipe, "reference")
+        self.unfolded = unfolded
         # Without the head that runs image by image.
         self._patches = (*whole_pass_patches(host), *pruning_patches(host))
 
     def choose_backend(self, x: Tensor) -> ExportBackend:
-        return ExportBackend(x, self.views, self.recipe, self.prefix, self.host.class_token)
+        return ExportBackend(x, self.views, self.recipe, self.host, self.unfolded)

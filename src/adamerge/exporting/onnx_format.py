@@ -69,17 +69,19 @@ def to_onnx(program: Program) -> Any:
                 (),
                 dynamo=True,
                 verbose=False,
+                optimize=False,
                 input_names=[INPUT],
                 output_names=list(program.outputs),
                 custom_translation_table={torch.ops.aten.sort.stable: _stable_sort},
             )
+            assert made is not None
+            _simplify(made.model)
     except Exception as error:  # torch raises many types for what it cannot convert
         last = [line for line in str(error).splitlines() if "No ONNX function" in line]
         raise CannotExport(
             f"torch.onnx cannot convert this model: {last[0] if last else type(error).__name__}. A part of the model "
             "or of the recipe uses an operator that ONNX does not have; the format torch keeps all operators."
         ) from error
-    assert made is not None
     _name_batch(made.model.graph)
     return made
 
@@ -89,6 +91,27 @@ def _stable_sort(self: Any, stable: bool = True, dim: int = -1, descending: bool
     op = import_package("onnxscript", WHAT, "export").opset18
     size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]), axis=0)
     return op.TopK(self, size, axis=dim, largest=int(descending), sorted=1)
+
+
+def _simplify(model: Any) -> None:
+    """Fold constants and remove what is not used.
+
+    torch.onnx would also search for patterns to rewrite, which takes minutes for such graphs and gains nothing:
+    engines optimise a graph when they load it.
+    """
+    optimizer = import_package("onnxscript.optimizer", WHAT, "export")
+    passes = import_package("onnx_ir.passes.common", WHAT, "export")
+    optimizer.inline(model)
+    optimizer.fold_constants_ir(model)
+    optimizer.remove_unused_nodes(model)
+    for each in (
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.DeduplicateInitializersPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    ):
+        each(model)
 
 
 def _name_batch(graph: Any) -> None:

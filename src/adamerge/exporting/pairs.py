@@ -6,22 +6,25 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from adamerge.core.errors import CannotExport
 from adamerge.core.evidence import Evidence
 from adamerge.core.match import Alternating, Bipartite, Everywhere, Links, Sequential
 from adamerge.core.recipe import Recipe
+from adamerge.exporting.state import count
 
 
 @dataclass(frozen=True)
 class MergePairs:
-    """In each image, token `source[b, j]` becomes part of token `target[b, j]`.  Both are `(b, r)`.
+    """The merges of a layer, the same number `r` in every image.  Tokens are numbered with the prefix.
 
-    Tokens are numbered in the order that they keep: `order` lists them, if that is not the order they have now.
-    Prefix tokens are counted.
+    * `kept`: the token that becomes each of the `m` tokens after the merge, `(b, m)`.
+    * `source`: the tokens that are merged into others, `(b, r)`.
+    * `slot`: which of the `m` tokens each of those becomes part of, `(b, r)`.
     """
 
+    kept: Tensor
     source: Tensor
-    target: Tensor
-    order: tuple[int, ...] | None = None
+    slot: Tensor
 
 
 def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> MergePairs | None:
@@ -33,12 +36,17 @@ def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> MergePai
         if sides is not None:
             return _between_sides(recipe, evidence, salience, sides, asked)
     found: Links = links(evidence, salience)
-    r = min(asked, found.most or 0)
+    if found.most is None or recipe.order != "kept":
+        raise CannotExport(
+            f"the number of links that {links} finds depends on the image, and a file has fixed shapes; use a matching "
+            "without limits, such as that of adamerge.methods.tome or of dsm without windows"
+        )
+    r = min(asked, found.most)
     if r <= 0:
         return None
     value = torch.where(found.source, found.value.clamp_min(torch.finfo(found.value.dtype).min), float("-inf"))
-    source = _strongest(value, r)
-    return MergePairs(source + evidence.prefix, found.partner.gather(1, source) + evidence.prefix)
+    chosen, rest = _split(value, r)
+    return _in_order(evidence, chosen, found.partner.gather(1, chosen), rest)
 
 
 def static_sides(links: Bipartite, evidence: Evidence) -> tuple[range, range] | None:
@@ -62,21 +70,41 @@ def _between_sides(
         return None
     features = normalize(links.metric(evidence), dim=-1)
     best, which = (_part(features, source) @ _part(features, target).mT).max(-1)
-    value = links.score(best, _part(salience, source))
-    chosen = _strongest(value, r)
+    chosen, rest = _split(links.score(best, _part(salience, source)), r)
     which = which.gather(1, chosen)
     if recipe.order == "sources_first":
-        order = (*range(evidence.prefix), *(evidence.prefix + i for i in (*source, *target)))
-        return MergePairs(chosen + evidence.prefix, which + evidence.prefix + len(source), order)
-    return MergePairs(
-        chosen * source.step + source.start + evidence.prefix, which * target.step + target.start + evidence.prefix
-    )
+        prefix = evidence.prefix
+        first = _constant(range(prefix), rest), _numbered(rest.sort(1).values, source) + prefix
+        kept = torch.cat([*first, _constant([prefix + i for i in target], rest)], 1)
+        return MergePairs(kept, _numbered(chosen, source) + prefix, which + (prefix + len(source) - r))
+    rest = torch.cat([_numbered(rest, source), _constant(target, rest)], 1)
+    return _in_order(evidence, _numbered(chosen, source), _numbered(which, target), rest)
 
 
-def _strongest(value: Tensor, r: int) -> Tensor:
-    """The positions of the `r` greatest values of each image; ties go to the lower position."""
-    return value.argsort(dim=1, descending=True, stable=True)[:, :r]
+def _in_order(evidence: Evidence, source: Tensor, target: Tensor, rest: Tensor) -> MergePairs:
+    """Pairs of patch tokens whose other tokens, `rest`, stay in their order."""
+    prefix = evidence.prefix
+    kept = torch.cat([_constant(range(prefix), rest), rest + prefix], 1).sort(1).values
+    slot = target - count(source[:, None, :] <= target[:, :, None])
+    return MergePairs(kept, source + prefix, slot + prefix)
+
+
+def _split(value: Tensor, r: int) -> tuple[Tensor, Tensor]:
+    """The positions of the `r` greatest values of each image, and the others; ties go to the lower position."""
+    order = value.argsort(dim=1, descending=True, stable=True)
+    return order[:, :r], order[:, r:]
 
 
 def _part(x: Tensor, which: range) -> Tensor:
     return x[:, which.start : which.stop : which.step]
+
+
+def _numbered(index: Tensor, which: range) -> Tensor:
+    """The numbers at positions `index` of a range."""
+    index = index * which.step if which.step != 1 else index
+    return index + which.start if which.start else index
+
+
+def _constant(numbers: range | list[int], like: Tensor) -> Tensor:
+    """These numbers for each image of `like`."""
+    return torch.tensor(list(numbers), dtype=like.dtype, device=like.device).expand(like.shape[0], len(numbers))

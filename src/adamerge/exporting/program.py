@@ -56,7 +56,7 @@ def tensors_of(output: Any, name: str = OUTPUT) -> dict[str, Tensor]:
 
 def export_program(host: Host, recipe: Recipe, images: Tensor, outputs: tuple[str, ...]) -> Program:
     """Trace the model of `host` with merging; `images` are a few examples.  The blocks stay replaced afterwards."""
-    stack = ExportStack(host, recipe)
+    stack = ExportStack(host, recipe, unfolded=_reads_patches(host, recipe, images[:2]))
     hooks = stack.find_hooks()
     if hooks is not None:
         raise CannotExport(
@@ -79,6 +79,20 @@ def export_program(host: Host, recipe: Recipe, images: Tensor, outputs: tuple[st
             "the model's own code is the reason."
         ) from error
     return Program(exported, outputs, tuple(images.shape[1:]))
+
+
+def _reads_patches(host: Host, recipe: Recipe, images: Tensor) -> bool:
+    """Whether the output depends on what the patches get after the last block, found by leaving it out."""
+    found: list[dict[str, Tensor]] = []
+    for unfolded in (True, False):
+        install(host, ExportStack(host, recipe, unfolded))
+        try:
+            with torch.no_grad():
+                found.append(tensors_of((host.entry or host.model)(images)))
+        except (RuntimeError, ValueError, AssertionError):  # the host needs a token for every patch
+            return True
+    whole, short = (list(each.values()) for each in found)
+    return any(a.shape != b.shape or not torch.allclose(a, b, atol=1e-5) for a, b in zip(whole, short, strict=True))
 
 
 @contextmanager
