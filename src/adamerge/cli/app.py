@@ -36,6 +36,7 @@ from adamerge.cli.flags import (
     save,
 )
 from adamerge.cli.predict import embed, predict
+from adamerge.cli.repair import repair
 from adamerge.cli.report import report
 from adamerge.cli.reproduce import reproduce
 from adamerge.cli.show import show
@@ -191,6 +192,7 @@ app.command(context_settings=METHOD_OPTIONS)(show)
 app.command()(compare)
 app.command()(bench)
 app.command(context_settings=METHOD_OPTIONS)(export)
+app.command()(repair)
 app.command()(reproduce)
 app.command()(report)
 app.command()(tune)
