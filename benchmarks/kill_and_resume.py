@@ -9,6 +9,7 @@ row for each command to benchmarks/results/kill-and-resume.csv.
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -22,7 +23,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from reading import RESULTS, append
+from reading import RESULTS, ROOT, append
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from adamerge.experiments.csv_tables import read_table
 
@@ -30,6 +33,15 @@ from adamerge.experiments.csv_tables import read_table
 COMMANDS: dict[str, list[str]] = {
     "calibrate": ["--images", "24", "--batch-size", "8", "--r-max", "8", "--workers", "0", "--out", "stats.json"],
     "tune": ["--images", "12", "--tries", "4", "--cut", "0.3", "--resume", "journal.jsonl", "--out", "recipe.json"],
+    "repair": [
+        *["--recipe", str(ROOT / "tests" / "files" / "0.1.0" / "recipe-tome.json"), "--images", "12", "--epochs", "8"],
+        *["--step-images", "3", "--resume", "training.safetensors", "--out", "repaired.json"],
+    ],
+    "finetune": [
+        *["--method", "adamerge", "--r-max", "8", "--images", "16", "--batch-size", "4", "--epochs", "4"],
+        *["--learning-rate", "1e-3", "--save-every", "1", "--recalibrate", "2", "--ema", "0.9", "--workers", "0"],
+        *["--out", "finetuned"],
+    ],
     "compare": [
         *["--images", "16", "--calibration-images", "8", "--methods", "tome,random,evit", "--cut", "0.2,0.3"],
         *["--batch-size", "8", "--workers", "0", "--out", "compared"],
@@ -134,6 +146,8 @@ def preload() -> None:
     import adamerge.experiments.benchmark.run
     import adamerge.experiments.compare
     import adamerge.experiments.reproduce.build_experiment
+    import adamerge.finetuning.trainer
+    import adamerge.repairing.repairer
     import adamerge.search.tuner
 
     torch.set_num_threads(1)
@@ -185,7 +199,8 @@ def _run_and_exit(command: str, folder: Path) -> None:
 def results(folder: Path) -> list[Path]:
     """The files that a command wrote, apart from what it printed and figures."""
     found = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return [path for path in found if path.suffix in (".json", ".csv", ".md", ".jsonl") and path not in hidden(folder)]
+    kinds = (".json", ".csv", ".md", ".jsonl", ".safetensors")
+    return [path for path in found if path.suffix in kinds and path not in hidden(folder)]
 
 
 def hidden(folder: Path) -> list[Path]:
@@ -197,15 +212,18 @@ def half_files(folder: Path) -> list[str]:
     """Results that cannot be read."""
     problems = []
     for path in results(folder):
-        text = (folder / path).read_text(encoding="utf-8")
         try:
+            if path.suffix == ".safetensors":
+                load_file(folder / path)
+                continue
+            text = (folder / path).read_text(encoding="utf-8")
             if path.suffix == ".json":
                 json.loads(text)
             elif not text.endswith("\n"):
                 raise ValueError("no end of line at its end")
             if path.suffix == ".csv":
                 assert all(None not in row and None not in row.values() for row in read_table(text))
-        except (ValueError, AssertionError) as error:
+        except (ValueError, AssertionError, SafetensorError) as error:
             problems.append(f"half a file: {path}: {error}")
     return problems
 
@@ -227,6 +245,8 @@ def differences(undisturbed: Path, folder: Path) -> list[str]:
 
 def _content(path: Path) -> Any:
     """What has to be equal in a file."""
+    if path.suffix == ".safetensors":
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return _without_times(json.loads(text))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from adamerge.core.stats import LayerStats
     from adamerge.evaluation import evaluate
     from adamerge.exporting.api import export
+    from adamerge.finetuning.trainer import finetune
     from adamerge.patching.apply import applied, apply, remove, trace
     from adamerge.patching.cuda_graphs import capture, warmup
     from adamerge.patching.dense import unmerge
@@ -35,6 +36,7 @@ __all__ = [
     "evaluate",
     "explain",
     "export",
+    "finetune",
     "flops",
     "load_recipe",
     "methods",
@@ -62,6 +64,7 @@ _MODULES = {
     "evaluate": "evaluation",
     "explain": "patching.explain",
     "export": "exporting.api",
+    "finetune": "finetuning.trainer",
     "load_recipe": "recipe_files",
     "predict": "prediction.api",
     "remove": "patching.apply",

@@ -13,6 +13,7 @@ from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.evaluate import evaluate
 from adamerge.cli.export import export
+from adamerge.cli.finetune import finetune
 from adamerge.cli.flags import (
     FIGURES_ADVICE,
     BatchSize,
@@ -193,6 +194,7 @@ app.command()(compare)
 app.command()(bench)
 app.command(context_settings=METHOD_OPTIONS)(export)
 app.command()(repair)
+app.command(context_settings=METHOD_OPTIONS)(finetune)
 app.command()(reproduce)
 app.command()(report)
 app.command()(tune)

@@ -66,14 +66,33 @@ def folder_loader(
 
     transform = create_transform(**preprocessing(model), is_training=False)
     folder = Folder(root, transform, labelled=labelled)
+    if labelled:
+        _check_classes(model, folder, root)
+    chosen = folder if limit is None else Subset(folder, even_indices(len(folder), limit))
+    return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
+
+
+def training_folder(model: nn.Module, root: str | Path, augment: str) -> Folder:
+    """An ImageFolder with timm's transform for training: random crops, flips and its auto-augmentation `augment`."""
+    from timm.data import create_transform  # pyright: ignore[reportPrivateImportUsage]
+
+    chosen = None if augment == "none" else augment
+    try:
+        transform = create_transform(**preprocessing(model), is_training=True, auto_augment=chosen)
+    except (AssertionError, ValueError) as error:
+        raise BadOption(f"timm knows no auto-augmentation {augment!r}: {error}; one is rand-m9-mstd0.5-inc1") from error
+    folder = Folder(root, transform)
+    _check_classes(model, folder, root)
+    return folder
+
+
+def _check_classes(model: nn.Module, folder: Folder, root: str | Path) -> None:
     classes = getattr(model, "num_classes", len(folder.classes))
-    if labelled and len(folder.classes) != classes:
+    if len(folder.classes) != classes:
         raise BadImages(
             f"{root} has {len(folder.classes)} class folders but the model has {classes} classes, so labels would not "
             "match; use a folder with one sub-folder per class of the model, in the model's order when sorted by name"
         )
-    chosen = folder if limit is None else Subset(folder, even_indices(len(folder), limit))
-    return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
 
 
 def normalise(model: nn.Module, images: Tensor) -> Tensor:

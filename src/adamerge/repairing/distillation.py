@@ -8,10 +8,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from adamerge.repairing.augmentation import augment
-from adamerge.repairing.checkpoint import Checkpoint
 from adamerge.repairing.options import RepairOptions
 from adamerge.repairing.trainable import ParameterSwap
 from adamerge.repairing.two_models import TwoModels
+from adamerge.training_file import Checkpoint
 
 # Images in a step, where the options do not say: small on a CPU, so that few images give enough steps.
 BATCH = {"cpu": 32}

@@ -16,13 +16,13 @@ from adamerge.core.weight_patch import WeightPatch
 from adamerge.data.batches import Images
 from adamerge.digest import digest_json, digest_tensors
 from adamerge.patching.apply import temporarily_patched
-from adamerge.repairing.checkpoint import Checkpoint
 from adamerge.repairing.distillation import Distillation
 from adamerge.repairing.options import RepairOptions
 from adamerge.repairing.trainable import trainable
 from adamerge.repairing.two_models import TwoModels
 from adamerge.search.evaluator import Evaluator, Loss, SweepResult, gather_images
 from adamerge.search.tuner import hold_out
+from adamerge.training_file import Checkpoint
 
 # The shares of the changes that are tried on the held-out images; the best is taken.
 SHARES = (1.0, 0.5)

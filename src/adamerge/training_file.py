@@ -27,8 +27,8 @@ class Checkpoint:
 
         try:
             with torch.inference_mode(False), safe_open(self.path, "pt") as file:  # pyright: ignore
-                about = file.metadata() or {}
-                task, figures = json.loads(about["task"]), json.loads(about["figures"])
+                about = json.loads((file.metadata() or {})["training"])
+                task, figures = about["task"], about["figures"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise BadOption(
@@ -49,6 +49,7 @@ class Checkpoint:
             return
         from safetensors.torch import save
 
-        metadata = {"task": json.dumps(self.task), "figures": json.dumps(dict(figures))}
+        # One key: safetensors writes several in any order.
+        metadata = {"training": json.dumps({"task": self.task, "figures": dict(figures)})}
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         write_atomically(self.path, save(plain, metadata=metadata))

@@ -1,0 +1,1 @@
+"""Fine-tuning: trains a model on labelled images while it merges."""
