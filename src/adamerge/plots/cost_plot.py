@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 1200, 720
 MOST_LINES = len(COLOURS)
 # A line that loses this many times as much as the next better one, and at least so many points, leaves the plot at the
 # bottom, so that the others can be told apart; its label says how low it goes.
-OUTSIDE, OUTSIDE_POINTS = 3.0, 4.0
+OUTSIDE, OUTSIDE_POINTS = 2.5, 4.0
 # The least distance of two labels, as a share of the height of the axes.
 LABEL_STEP = 0.062
 
