@@ -71,7 +71,8 @@ ROOMS: dict[str, set[str]] = {
     "plots": LIBRARY,
     "experiments": LIBRARY | {"", "plots"},
     "report": {"", "core", "data", "experiments"},
-    "cli": LIBRARY | {"", "experiments", "plots", "repairing", "finetuning", "report"},
+    "explore": LIBRARY | {"plots"},
+    "cli": LIBRARY | {"", "experiments", "explore", "plots", "repairing", "finetuning", "report"},
     "": LIBRARY | {"repairing", "finetuning"},
     "__main__": {"cli"},
 }
@@ -102,6 +103,7 @@ LIBRARIES: dict[str, set[str]] = {
     "experiments": {"torch", "jaxtyping", "tqdm", "safetensors", "rich", "matplotlib"},
     "plots": {"torch", "jaxtyping", "matplotlib", "numpy", "PIL"},
     "report": {"torch"},
+    "explore": {"torch", "numpy", "PIL", "timm", "gradio"},
     "cli": {"torch", "rich", "typer", "timm", "torchvision", "transformers", "safetensors"},
     "": set(),
     "__main__": set(),

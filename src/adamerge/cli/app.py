@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from adamerge.cli.bench import bench
 from adamerge.cli.compare import compare
 from adamerge.cli.evaluate import evaluate
+from adamerge.cli.explore import explore
 from adamerge.cli.export import export
 from adamerge.cli.finetune import finetune
 from adamerge.cli.flags import (
@@ -197,6 +198,7 @@ app.command()(repair)
 app.command(context_settings=METHOD_OPTIONS)(finetune)
 app.command()(reproduce)
 app.command()(report)
+app.command()(explore)
 app.command()(tune)
 app.command(context_settings=METHOD_OPTIONS)(predict)
 app.command(context_settings=METHOD_OPTIONS)(embed)

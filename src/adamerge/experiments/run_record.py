@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from adamerge.core.errors import BadOutput
 from adamerge.core.files import write_atomically
 from adamerge.experiments.versions import versions
 
@@ -22,7 +24,10 @@ class RunRecord:
     plan: Mapping[str, Any]
 
     def write(self, *, left_out: Sequence[str] = (), finished: bool = False) -> None:
-        """Write the file; `left_out` says what could not be measured, and why."""
+        """Write the file; `left_out` says what could not be measured, and why.
+
+        A full disk does not stop a run before its first result, which would then be shown.
+        """
         record = {
             "command": self.command,
             **self.plan,
@@ -31,7 +36,8 @@ class RunRecord:
             "versions": versions(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        write_atomically(self.folder / FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+        with nullcontext() if finished else suppress(BadOutput):
+            write_atomically(self.folder / FILE, json.dumps(record, indent=1, ensure_ascii=False) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:

@@ -1,0 +1,1 @@
+"""A local web page to see what merging does to an image: `adamerge explore`."""
