@@ -29,7 +29,7 @@ CUT, COUNT = "compute saved", "r or r_max"
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelAnswer:
     """What a model says about an image: the likeliest classes with their probabilities, its cost and its time."""
 
     classes: Sequence[tuple[str, float]]
@@ -52,17 +52,17 @@ class MethodView:
 
     label: str
     knob: float | None
-    answer: Answer
+    answer: ModelAnswer
     layers: Sequence[LayerView]
     patches: int
 
 
 @dataclass(frozen=True)
-class ImageView:
+class ExploredImage:
     """An image as the model sees it, (height, width, 3) in [0, 1], the unmerged answer, and each method."""
 
     pixels: np.ndarray
-    unmerged: Answer
+    unmerged: ModelAnswer
     methods: Sequence[MethodView]
 
 
@@ -75,7 +75,7 @@ class ExploredModel:
     ladders: dict[str, Ladder] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
-    def look(self, image: Image.Image, labels: Sequence[str], mode: str, strength: float) -> ImageView:
+    def look(self, image: Image.Image, labels: Sequence[str], mode: str, strength: float) -> ExploredImage:
         """Run the image unmerged and with each method; one visitor at a time, because methods change the model."""
         if mode not in (CUT, COUNT):
             raise BadOption(f"mode must be {CUT!r} or {COUNT!r}; got {mode!r}")
@@ -84,7 +84,7 @@ class ExploredModel:
             prices = meter(self.model)
             unmerged = self._answer(batch, prices.unmerged().true.item())
             pixels = denormalise(self.model, batch)[0].permute(1, 2, 0).clamp(0, 1).float().cpu().numpy()
-            return ImageView(pixels, unmerged, [self._merged(batch, prices, one, mode, strength) for one in labels])
+            return ExploredImage(pixels, unmerged, [self._merged(batch, prices, one, mode, strength) for one in labels])
 
     def _merged(self, batch: Tensor, prices: Meter, label: str, mode: str, strength: float) -> MethodView:
         rung = self._rung(label, mode, strength)
@@ -109,7 +109,7 @@ class ExploredModel:
         transform: Any = create_transform(**preprocessing(self.model), is_training=False)
         return transform(image)[None].to(parameter.device, parameter.dtype)
 
-    def _answer(self, batch: Tensor, macs: float) -> Answer:
+    def _answer(self, batch: Tensor, macs: float) -> ModelAnswer:
         """The classes of the model as it is now, merged or not."""
         calls = [time_call(lambda: self.model(batch), batch.device) for _ in range(CALLS)]
         output = calls[0][0]
@@ -118,7 +118,7 @@ class ExploredModel:
         named = [
             (self._name(index), share) for index, share in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
-        return Answer(named, macs / 1e9, 1e3 * min(seconds for _, seconds in calls))
+        return ModelAnswer(named, macs / 1e9, 1e3 * min(seconds for _, seconds in calls))
 
     def _name(self, index: int) -> str:
         return self.class_names[index] if index < len(self.class_names) else f"class {index}"

@@ -1,4 +1,4 @@
-"""Draws an `ImageView` as HTML: numbers, and for each layer the tokens with their borders and the salience."""
+"""Draws an `ExploredImage` as HTML: numbers, and for each layer the tokens with their borders and the salience."""
 
 from base64 import b64encode
 from html import escape
@@ -7,13 +7,13 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from adamerge.explore.explorer import Answer, ImageView, LayerView, MethodView
+from adamerge.explore.explorer import ExploredImage, LayerView, MethodView, ModelAnswer
 
 # From dark blue over grey to yellow, like cividis: the order is the same in any colour vision and in grey.
 SCALE = np.array([[0, 32, 77], [57, 72, 108], [124, 123, 120], [187, 173, 108], [255, 234, 70]], float)
 
 
-def render(view: ImageView) -> str:
+def render(view: ExploredImage) -> str:
     """The whole result."""
     methods = "".join(_method(one, view) for one in view.methods)
     picture = _picture(view.pixels, "the image as the model sees it")
@@ -23,7 +23,7 @@ def render(view: ImageView) -> str:
     )
 
 
-def _method(one: MethodView, view: ImageView) -> str:
+def _method(one: MethodView, view: ExploredImage) -> str:
     """One method: its numbers beside the unmerged ones, its last layer, and all layers."""
     knob = "" if one.knob is None else f' <span class="faint">at {one.knob:g}</span>'
     same = one.answer.classes[0][0] == view.unmerged.classes[0][0]
@@ -42,7 +42,7 @@ def _method(one: MethodView, view: ImageView) -> str:
     )
 
 
-def _layer(number: int, layer: LayerView, view: ImageView) -> str:
+def _layer(number: int, layer: LayerView, view: ExploredImage) -> str:
     tokens = _tokens(layer, view, f"block {number}: {layer.tokens} tokens")
     if layer.salience.min() == layer.salience.max():
         salience = '<span class="faint">no salience is used here</span>'
@@ -54,7 +54,7 @@ def _layer(number: int, layer: LayerView, view: ImageView) -> str:
     )
 
 
-def _answer(answer: Answer) -> str:
+def _answer(answer: ModelAnswer) -> str:
     """The likeliest classes with bars."""
     lines = "".join(
         f'<li><span class="share" style="width:{100 * share:.1f}%"></span><span class="class">{escape(name)}</span> '
@@ -64,7 +64,7 @@ def _answer(answer: Answer) -> str:
     return f'<ol class="classes">{lines}</ol>'
 
 
-def _costs(answer: Answer, full: Answer | None = None) -> str:
+def _costs(answer: ModelAnswer, full: ModelAnswer | None = None) -> str:
     saved = "" if full is None else f" ({answer.gmacs / full.gmacs - 1:+.0%})"
     faster = "" if full is None else f" ({full.milliseconds / answer.milliseconds:.2f}×)"
     return (
@@ -73,7 +73,7 @@ def _costs(answer: Answer, full: Answer | None = None) -> str:
     )
 
 
-def _tokens(layer: LayerView, view: ImageView, label: str) -> str:
+def _tokens(layer: LayerView, view: ExploredImage, label: str) -> str:
     """The mean colour of each token, and lines between tokens."""
     rows, cols = layer.slots.shape
     height, width = view.pixels.shape[:2]
