@@ -14,6 +14,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.requirements import check_can_run
 from adamerge.core.stats import LayerStats, summarise
 from adamerge.data.batches import Images, batches, number_of_batches
+from adamerge.distributed import in_order, my_share
 from adamerge.hosts.base import Host, find_host, image_entry
 from adamerge.methods.papers.adamerge import adamerge
 from adamerge.patching.apply import apply, temporarily_patched, trace
@@ -116,8 +117,11 @@ def _sequential(host: Host, model: nn.Module, images: Images, recipe: Recipe, pr
     """One sweep over all images, layer by layer."""
     install(host, host.container)
     embedded = [_embedded(host, model, batch) for batch in _shown(images, "calibrating, embedding", progress)]
-    if not embedded:
+    if not in_order([len(embedded)] * len(embedded)):
         raise BadImages(NO_IMAGES)
+    if not embedded:
+        # Other processes have images; this one takes part in their layers with none.
+        embedded = [_embedded(host, model, torch.zeros(0, *host.image))]
     states, blocks = [state for state, _ in embedded], embedded[-1][1]
     shown = tqdm(total=host.depth, desc="calibrating, layers", disable=not progress)
     with shown as bar, weights_patched(model, recipe.patch):
@@ -132,13 +136,15 @@ def _embedded(host: Host, model: nn.Module, batch: Tensor) -> tuple[State, list[
 
 def _all(seen: list[Tensor]) -> Tensor:
     """The redundancy of all images, `(images, layers)`, in float64."""
-    if not seen:
+    everything = in_order([batch.double().cpu() for batch in seen])
+    if not everything:
         raise BadImages(NO_IMAGES)
-    return torch.cat([batch.double().cpu() for batch in seen])
+    return torch.cat(everything)
 
 
 def _shown(images: Images, label: str, progress: bool) -> Iterator[Tensor]:
-    return iter(tqdm(batches(images), desc=label, total=number_of_batches(images), disable=not progress))
+    shown = tqdm(batches(images), desc=label, total=number_of_batches(images), disable=not progress)
+    return iter(my_share(shown, images))
 
 
 def _on(model: nn.Module, batch: Tensor) -> Tensor:

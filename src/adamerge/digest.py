@@ -16,10 +16,20 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
 
     Journals of the tuner contain this digest.  With another definition, no older journal could be resumed.
     """
+    return digest_samples(map(sample, tensors))
+
+
+def sample(tensor: Tensor) -> bytes:
+    """What of a tensor enters its digest."""
+    values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLES)]
+    return values.cpu().double().numpy().tobytes()
+
+
+def digest_samples(samples: Iterable[bytes]) -> str:
+    """The digest of tensors of which these are samples."""
     digest = hashlib.sha256()
-    for tensor in tensors:
-        values = tensor.detach().flatten()[:: max(1, tensor.numel() // SAMPLES)]
-        digest.update(values.cpu().double().numpy().tobytes())
+    for one in samples:
+        digest.update(one)
     return digest.hexdigest()
 
 

@@ -13,6 +13,7 @@ from adamerge.core.errors import BadImages, UnsupportedModel
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import labelled_batches, number_of_batches
 from adamerge.data.thumbnails import Extremes
+from adamerge.distributed import in_order, my_share, place
 from adamerge.flops import Cost, meter
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, stack_of, temporarily_patched, trace
@@ -104,7 +105,7 @@ def evaluate(
         apply(model, recipe, runtime)
         merging = stack_of(model)
         shown = tqdm(data, desc="evaluating", total=number_of_batches(data), disable=not progress)
-        for images, labels in labelled_batches(shown):
+        for images, labels in my_share(labelled_batches(shown), data):
             parameter = next(model.parameters())
             images, labels = images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
             install(host, host.container)
@@ -115,12 +116,13 @@ def evaluate(
             counts = trace(model).counts
             extremes.add(images, counts[:, -1])
             rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), counts)))
+        rows = in_order(rows)
         if not rows:
             raise BadImages("there are no images to evaluate on; pass at least one batch of (images, labels)")
         top1, top5, full_top1, agreement, kl, counts = (torch.cat(column) for column in zip(*rows, strict=True))
         prices = meter(model)
         start = torch.full_like(counts[:, :1], prices.patches)
-    timed = seconds[1:] or seconds
+    timed = in_order(seconds[1:] or seconds)
     return Evaluation(
         top1=top1,
         top5=top5,
@@ -130,8 +132,8 @@ def evaluate(
         cost=prices.cost(counts, recipe),
         full_cost=prices.unmerged(),
         r=-torch.diff(counts, dim=1, prepend=start),
-        seconds=sum(merged for _, merged, _ in timed),
-        full_seconds=sum(full for _, _, full in timed),
+        seconds=sum(merged for _, merged, _ in timed) / place().world,
+        full_seconds=sum(full for _, _, full in timed) / place().world,
         timed=sum(number for number, _, _ in timed),
         patches=prices.patches,
         extremes=extremes.tensors(model),

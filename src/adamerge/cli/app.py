@@ -38,6 +38,7 @@ from adamerge.cli.flags import (
     save,
 )
 from adamerge.cli.predict import embed, predict
+from adamerge.cli.processes import process_name, several_processes
 from adamerge.cli.repair import repair
 from adamerge.cli.report import report
 from adamerge.cli.reproduce import reproduce
@@ -128,9 +129,8 @@ def calibrate(
     check_can_write(out)
     recipe = read_recipe(method, context.args, without=["stats"])
     net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
-    batches = load_data(
-        net, data, seed=CALIBRATION_SEED, batch_size=batch_size, workers=workers, limit=limit, labelled=False
-    )
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "limit": limit, "labelled": False}
+    batches = load_data(net, data, seed=CALIBRATION_SEED, shared=True, **reading)
     stats = measure(net, batches, recipe, how=how, passes=passes)  # pyright: ignore[reportArgumentType]
     table = Table("layer", "mean", "std", title=f"{stats.how}, {stats.images} images, {stats.passes} pass(es)")
     for layer, (mean, std) in enumerate(zip(stats.mean, stats.std, strict=True)):
@@ -208,8 +208,9 @@ def main() -> None:
     """Run the command line.  A failure ends in a message; `--debug` adds the traceback."""
     debug = DEBUG in sys.argv
     try:
-        with notes_for_warnings():
-            app([word for word in sys.argv[1:] if word != DEBUG], prog_name="adamerge")
+        words = [word for word in sys.argv[1:] if word != DEBUG]
+        with notes_for_warnings(), several_processes(words):
+            app(words, prog_name="adamerge")
     except AdamergeError as error:
         _fail(f"{type(error).__name__}: {error}", error, debug)
     except Interrupted as error:
@@ -222,7 +223,7 @@ def main() -> None:
 def _fail(message: str, error: Exception, debug: bool, code: int = 1) -> NoReturn:
     if debug:
         traceback.print_exception(error)
-    problems.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    problems.print(f"error: {process_name()}{message}", style="red", markup=False, highlight=False, soft_wrap=True)
     raise SystemExit(code)
 
 

@@ -87,6 +87,7 @@ def compare(
     """Compare methods at equal cost: accuracy, divergence and speed with intervals, as a table and a figure."""
     from adamerge.cli.loading import load_data, load_model
     from adamerge.core.recipe import Recipe
+    from adamerge.distributed import Share
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.experiments.compare import compare as run
     from adamerge.flops import check_cost
@@ -101,10 +102,10 @@ def compare(
     net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
     seen = load_data(net, calibration, seed=CALIBRATION_SEED, limit=calibration_images, labelled=False, **reading)
-    shown = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
+    shown = load_data(net, data, seed=TEST_SEED, limit=limit, shared=True, **reading)
     number = next(net.parameters()).dtype
     known = [images.to(number) for images, _ in seen]
-    kept = shown if reread else [(images.to(number), truth) for images, truth in shown]
+    kept = shown if reread else Share((images.to(number), truth) for images, truth in shown)
     report_unreadable(seen.complaint(), skip_bad, ADVICE)
     report_unreadable(shown.complaint(), skip_bad, ADVICE)
     more: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost, "rival": rival, "name": model}

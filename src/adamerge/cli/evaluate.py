@@ -59,6 +59,7 @@ def evaluate(
     """Measure accuracy, agreement with the unmerged model, cost and speed of a method."""
     from adamerge.cli.chosen_method import PresetChoice, make_calibrated, read_choice
     from adamerge.cli.loading import load_data, load_model
+    from adamerge.distributed import is_first
     from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
     from adamerge.evaluation import evaluate as judge
     from adamerge.experiments.versions import versions
@@ -69,7 +70,7 @@ def evaluate(
     source = calibration_source(data, calibration) if isinstance(choice, PresetChoice) else calibration
     net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)
     reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers}
-    batches = load_data(net, data, seed=TEST_SEED, limit=limit, **reading)
+    batches = load_data(net, data, seed=TEST_SEED, limit=limit, shared=True, **reading)
     known = {"seed": CALIBRATION_SEED, "limit": calibration_images, "labelled": False, **reading}
     recipe = make_calibrated(choice, net, lambda: load_data(net, str(source), **known), given=source is not None)
     found = judge(net, batches, recipe, runtime=cast(Any, runtime))
@@ -77,7 +78,7 @@ def evaluate(
     settings |= {"device": device, "dtype": dtype}
     report = {**settings, **found.summary(), "unreadable": list(batches.unreadable), "versions": versions(device)}
     console.print(_figures(report))
-    if json_file is not None:
+    if json_file is not None and is_first():
         write_atomically(json_file, json.dumps({**report, **_images(found)}, indent=1) + "\n")
         console.print(f"wrote {json_file}", soft_wrap=True, highlight=False)
     report_unreadable(batches.complaint(), skip_bad, FIGURES_ADVICE)

@@ -87,6 +87,8 @@ def calibration_source(data: str, calibration: str | None) -> str:
 
 def note(text: object) -> None:
     """Print a note to stderr; the command still succeeds."""
+    if console.quiet:
+        return
     problems.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -100,6 +102,10 @@ def notes_for_warnings() -> Iterator[None]:
 
 def save(result: "LayerStats | Recipe", path: Path) -> None:
     """Write a result that took long to find; if that fails, print it as the file would have been."""
+    from adamerge.distributed import is_first
+
+    if not is_first():
+        return
     try:
         result.save(path)
     except BadOutput:

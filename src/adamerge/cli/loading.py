@@ -13,6 +13,7 @@ from adamerge.cli.libraries import MAKERS, Shape, named
 from adamerge.cli.weights import load_weights
 from adamerge.core.errors import BadOption, BadWeights
 from adamerge.data.folders import Readable, folder_loader
+from adamerge.distributed import my_share, place
 
 # timm loads models that are not in its list by these prefixes.
 HUBS = ("hf-hub:", "hf_hub:", "local-dir:")
@@ -48,6 +49,8 @@ def load_model(
         model = make(weights, pretrained, random, shape)
     else:
         model = _timm(name, weights, pretrained, random, shape)
+    if device == "cuda" and place().world > 1:
+        device = f"cuda:{place().local}"
     try:
         return model.to(device, DTYPES[dtype]).eval()
     except (RuntimeError, AssertionError) as error:
@@ -104,15 +107,22 @@ class Drawn:
     count: int
     seed: int
     batch_size: int
+    is_share: bool = False
     unreadable: tuple[str, ...] = ()
 
+    @property
+    def firsts(self) -> list[int]:
+        """The first image of each batch."""
+        all_of_them = range(0, self.count, self.batch_size)
+        return list(my_share(all_of_them) if self.is_share else all_of_them)
+
     def __len__(self) -> int:
-        return -(-self.count // self.batch_size)
+        return len(self.firsts)
 
     def __iter__(self):
         from adamerge.embedded import preprocess, scenes
 
-        for first in range(0, self.count, self.batch_size):
+        for first in self.firsts:
             drawn = scenes(first, min(self.batch_size, self.count - first), seed=self.seed)
             yield preprocess(drawn.images), drawn.labels
 
@@ -129,15 +139,18 @@ def load_data(
     workers: int,
     limit: int | None,
     labelled: bool = True,
+    shared: bool = False,
 ) -> "Readable | Drawn":
     """Batches of (images, labels) from a folder, or from the embedded generator.
 
-    With `labelled=False`, the classes of the folder need not be those of the model.
+    With `labelled=False`, the classes of the folder need not be those of the model.  With `shared`, each of several
+    processes reads only its own batches.
     """
     if batch_size < 1:
         raise BadOption(f"--batch-size must be at least 1; got {batch_size}")
     if limit is not None and limit < 1:
         raise BadOption(f"--images must be at least 1; got {limit}")
     if data == EMBEDDED:
-        return Drawn(limit if limit is not None else 1024, seed, batch_size)
-    return Readable(folder_loader(model, data, batch_size=batch_size, workers=workers, limit=limit, labelled=labelled))
+        return Drawn(limit if limit is not None else 1024, seed, batch_size, shared)
+    reading: dict[str, Any] = {"batch_size": batch_size, "workers": workers, "limit": limit}
+    return Readable(folder_loader(model, data, **reading, labelled=labelled, shared=shared), is_share=shared)

@@ -48,6 +48,10 @@ class BadOutput(AdamergeError, OSError):
     result: Any = None
 
 
+class ProcessLost(AdamergeError, RuntimeError):
+    """Another process of the same run ended before its work was done."""
+
+
 class MissingPackage(AdamergeError, ImportError):
     """A feature needs a package that is not installed."""
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.data.image_files import find_images, read_image
+from adamerge.distributed import in_order, my_share
 from adamerge.hosts.base import find_host
 
 
@@ -54,11 +55,13 @@ def folder_loader(
     workers: int = 2,
     limit: int | None = None,
     labelled: bool = True,
+    shared: bool = False,
 ) -> DataLoader[Batch]:
     """Batches of an ImageFolder with timm's evaluation transform for `model`.
 
     `limit` selects that many evenly spaced images, so that all classes are covered.  If `labelled`, the folder must
-    have as many classes as the model; otherwise labels have no meaning.
+    have as many classes as the model; otherwise labels have no meaning.  If `shared`, only the batches of this process
+    are read, where several share the images.
     """
     if workers < 0:
         raise BadOption(f"workers is the number of processes that read images and must be at least 0; got {workers}")
@@ -69,7 +72,11 @@ def folder_loader(
     if labelled:
         _check_classes(model, folder, root)
     chosen = folder if limit is None else Subset(folder, even_indices(len(folder), limit))
-    return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
+    if not shared:
+        return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
+    firsts = my_share(range(0, len(chosen), batch_size))
+    mine = [list(range(first, min(first + batch_size, len(chosen)))) for first in firsts]
+    return DataLoader(chosen, batch_sampler=mine, num_workers=workers, collate_fn=collate)  # pyright: ignore
 
 
 def training_folder(model: nn.Module, root: str | Path, augment: str) -> Folder:
@@ -137,10 +144,14 @@ def collate(items: list[tuple[Tensor | None, int, str]]) -> Batch:
 
 
 class Readable:
-    """Iterates over (images, labels) of a loader, and collects the paths of unreadable files in `unreadable`."""
+    """Iterates over (images, labels) of a loader, and collects the paths of unreadable files in `unreadable`.
 
-    def __init__(self, loader: DataLoader[Batch]):
-        self.loader = loader
+    `is_share` says that the loader reads only the batches of this process.  At the end of the iteration every process
+    has the paths of all.
+    """
+
+    def __init__(self, loader: DataLoader[Batch], *, is_share: bool = False):
+        self.loader, self.is_share = loader, is_share
         self.unreadable: list[str] = []
 
     def __len__(self) -> int:
@@ -151,6 +162,8 @@ class Readable:
             self.unreadable += [path for path in batch.unreadable if path not in self.unreadable]
             if len(batch.images):
                 yield batch.images, batch.labels
+        if self.is_share:
+            self.unreadable = sorted(set(in_order(self.unreadable)))
 
     def complaint(self) -> str | None:
         """A message about unreadable files; None if there are none."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from adamerge.data.folders import denormalise
+from adamerge.distributed import in_order, place
 
 EACH, SIDE = 4, 96
 
@@ -19,14 +20,15 @@ class Extremes:
     """
 
     def __init__(self) -> None:
-        self.seen = 0
+        self.sizes: list[int] = []
         self.lowest: list[tuple[int, int, Tensor]] = []
         self.highest: list[tuple[int, int, Tensor]] = []
 
     def add(self, images: Tensor, kept: Int[Tensor, " n"]) -> None:
         """Look at a batch of preprocessed images and at the tokens that each one keeps at the end."""
         counts = kept.tolist()
-        first, self.seen = self.seen, self.seen + len(counts)
+        first = sum(self.sizes)
+        self.sizes.append(len(counts))
         if images.dim() != 4 or images.shape[1] != 3:
             return
         order = sorted(range(len(counts)), key=lambda index: counts[index])
@@ -51,8 +53,26 @@ class Extremes:
         """Whether images kept different numbers of tokens."""
         return bool(self.lowest) and self.lowest[0][0] != self.highest[0][0]
 
+    def _share(self) -> None:
+        """Take in the images of the other processes that share the images; numbers are then those among all images."""
+        mine = (self.sizes, self.lowest, self.highest)
+        shares = in_order([mine])
+        starts, total = [[] for _ in shares], 0
+        for batch in range(max(len(sizes) for sizes, _, _ in shares)):
+            for (sizes, _, _), firsts in zip(shares, starts, strict=True):
+                if batch < len(sizes):
+                    firsts.append(total)
+                    total += sizes[batch]
+        low = [_renumber(entry, s[0], firsts) for s, firsts in zip(shares, starts, strict=True) for entry in s[1]]
+        high = [_renumber(entry, s[0], firsts) for s, firsts in zip(shares, starts, strict=True) for entry in s[2]]
+        self.sizes = [total]
+        self.lowest = sorted(low, key=lambda entry: (entry[0], entry[1]))[:EACH]
+        self.highest = sorted(high, key=lambda entry: (-entry[0], entry[1]))[:EACH]
+
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
         """The images as bytes (n, 3, side, side), their numbers and their tokens; nothing if all keep the same."""
+        if place().world > 1:
+            self._share()
         if not self.differ:
             return {}
         found: dict[str, Tensor] = {}
@@ -62,6 +82,16 @@ class Extremes:
             found[f"{name}_numbers"] = torch.tensor([number for _, number, _ in entries])
             found[f"{name}_tokens"] = torch.tensor([count for count, _, _ in entries])
         return found
+
+
+def _renumber(entry: tuple[int, int, Tensor], sizes: list[int], firsts: list[int]) -> tuple[int, int, Tensor]:
+    """An entry with its number among all images, where batches of `sizes` begin at the numbers `firsts`."""
+    tokens, number, image = entry
+    for size, first in zip(sizes, firsts, strict=True):
+        if number < size:
+            return tokens, first + number, image
+        number -= size
+    raise AssertionError("an entry has a number of one of the batches")
 
 
 def _small(image: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches, labelled_batches, number_of_batches
 from adamerge.data.thumbnails import Extremes
-from adamerge.digest import digest_tensors, identify_model
+from adamerge.digest import digest_samples, digest_tensors, identify_model, sample
+from adamerge.distributed import in_order, is_first, my_share, place
 from adamerge.evaluation import judge, time_logits
 from adamerge.experiments.comparison_rows import ComparisonRow, make_rows, to_csv, to_markdown
 from adamerge.experiments.run_record import RunRecord
@@ -114,7 +115,8 @@ def compare(
     try:
         missing = _measure_all(comparison, cells, Path(out), done)
         rows = make_rows(done, rival, label)
-        _write(rows, missing, Path(out))
+        if is_first():
+            _write(rows, missing, Path(out))
     except BadOutput as error:
         error.result = make_rows(done, rival, label) if done else []
         raise
@@ -138,7 +140,8 @@ def _measure_all(comparison: "Comparison", cells: Sequence[Cell], folder: Path, 
             missing.append(f"{cell.label}, {cell.budget}: {error}")
             warnings.warn(f"left out: {missing[-1]}", stacklevel=3)
             continue
-        write_atomically(folder / "cells.jsonl", "".join(json.dumps(result.facts) + "\n" for result in done))
+        if is_first():
+            write_atomically(folder / "cells.jsonl", "".join(json.dumps(result.facts) + "\n" for result in done))
     record.write(left_out=missing, finished=True)
     return missing
 
@@ -209,21 +212,14 @@ class Comparison:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """What the results of all cells depend on, as JSON data: weights, images, labels and settings."""
-        count = 0
-
-        def tensors() -> Iterator[Tensor]:
-            nonlocal count
-            for images, labels in labelled_batches(self.data):
-                count += len(labels)
-                yield from (images, labels)
-
-        data = digest_tensors(tensors())
-        if count == 0:
+        mine = my_share(labelled_batches(self.data), self.data)
+        samples = in_order([sample(images) + sample(labels) for images, labels in mine])
+        if not samples:
             raise BadImages("there are no images to compare on; pass at least one batch of (images, labels)")
         return {
             **identify_model(self.model),
             "calibration": digest_tensors(batches(self.calibration)),
-            "data": data,
+            "data": digest_samples(samples),
             "cost": self.cost,
             "tolerance": self.tolerance,
             "device": self.device,
@@ -247,7 +243,7 @@ class Comparison:
         """The batches of the data on the model's device."""
         parameter = next(self.model.parameters())
         shown = tqdm(self.data, label, number_of_batches(self.data), leave=False, disable=not self.progress)
-        for images, labels in labelled_batches(shown):
+        for images, labels in my_share(labelled_batches(shown), self.data):
             yield images.to(parameter.device, parameter.dtype), labels.to(parameter.device)
 
 
@@ -277,11 +273,11 @@ def measure(comparison: Comparison, cell: Cell) -> StoredResult:
             counts = trace(model).counts
             columns.append(tuple(t.cpu() for t in (*judged, counts)))
             extremes.add(images, counts[:, -1])
-    *judged, counts = (torch.cat(column) for column in zip(*columns, strict=True))
+    *judged, counts = (torch.cat(column) for column in zip(*in_order(columns), strict=True))
     cost, full = prices.cost(counts, recipe), prices.unmerged()
     # The first batch is a warm-up.
-    timed, seconds, full_seconds = (sum(column) for column in zip(*(times[1:] or times), strict=True))
-    facts |= {"timed": timed, "seconds": seconds, "full_seconds": full_seconds}
+    timed, seconds, full_seconds = (sum(column) for column in zip(*in_order(times[1:] or times), strict=True))
+    facts |= {"timed": timed, "seconds": seconds / place().world, "full_seconds": full_seconds / place().world}
     facts |= {"full_true": full.true.item(), "full_paper": full.paper.item()}
     kept = dict(zip(("top1", "top5", "full_top1", "agreement", "kl"), judged, strict=True))
     kept |= {"true": cost.true, "paper": cost.paper, "merged": prices.patches - counts[:, -1]}

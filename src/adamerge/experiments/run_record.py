@@ -10,6 +10,7 @@ from typing import Any
 
 from adamerge.core.errors import BadOutput
 from adamerge.core.files import write_atomically
+from adamerge.distributed import is_first
 from adamerge.experiments.versions import versions
 
 FILE = "run.json"
@@ -28,6 +29,8 @@ class RunRecord:
 
         A full disk does not stop a run before its first result, which would then be shown.
         """
+        if not is_first():
+            return
         record = {
             "command": self.command,
             **self.plan,

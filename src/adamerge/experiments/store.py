@@ -15,6 +15,7 @@ from torch import Tensor
 from adamerge.core.errors import BadOutput
 from adamerge.core.files import write_atomically
 from adamerge.digest import digest_json
+from adamerge.distributed import from_first, is_first
 
 LOGGER = logging.getLogger(__name__)
 
@@ -52,13 +53,14 @@ class ResultStore:
 
         If it cannot be stored, the error has it in `result`.
         """
-        result = self.load(settings)
+        result = from_first(lambda: self.load(settings))
         if result is not None:
             LOGGER.info("read the result of an earlier run from %s", self._path(settings))
             return result
         result = measure()
         try:
-            self.save(settings, result)
+            if is_first():
+                self.save(settings, result)
         except BadOutput as error:
             error.result = result
             raise

@@ -17,11 +17,19 @@ from adamerge.prediction.sources import Source
 MOST_NAMED = 5
 
 
-class Clock:
-    """Where the time of a run goes, in seconds.
+@dataclass(frozen=True)
+class Spent:
+    """Where the time of a run went, in seconds: waiting for images, the model on its device, writing files."""
 
-    `waited` is for images, `computed` is the model on its device, `wrote` is for files.
-    """
+    seconds: float
+    waited: float
+    computed: float
+    wrote: float
+    images: int
+
+
+class Clock:
+    """Measures where the time of a run goes; the fields are those of `Spent`."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -29,10 +37,9 @@ class Clock:
         self.waited = self.computed = self.wrote = 0.0
         self.images = 0
 
-    @property
-    def seconds(self) -> float:
-        """Since the begin."""
-        return time.perf_counter() - self.begin
+    def spent(self) -> Spent:
+        """The times until now."""
+        return Spent(time.perf_counter() - self.begin, self.waited, self.computed, self.wrote, self.images)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -105,25 +112,32 @@ class PredictionReport:
 
 
 def make_report(
-    folder: OutputFolder, source: Source, clock: Clock, failed: Sequence[tuple[str, str]], finished_before: int
+    folder: OutputFolder,
+    source: Source,
+    clocks: Sequence[Spent],
+    failed: Sequence[tuple[str, str]],
+    finished_before: int,
 ) -> PredictionReport:
-    """The report of a run that ended; marks the folder as complete if it is."""
+    """The report of a run that ended, in one process or in several; marks the folder as complete if it is."""
     files = [folder.part(part.index) for part in source.parts]
     rows = [count_rows(path) for path in files if path.exists()]
     if len(rows) == len(files):
         folder.succeed()
-    spent = {"reading images": clock.waited, "the model": clock.computed, "writing files": clock.wrote}
+    seconds = max(clock.seconds for clock in clocks)
+    computed = sum(clock.computed for clock in clocks) / len(clocks)
+    spent = {"reading images": sum(clock.waited for clock in clocks) / len(clocks), "the model": computed}
+    spent["writing files"] = sum(clock.wrote for clock in clocks) / len(clocks)
     return PredictionReport(
         out=folder.path,
         images=sum(rows),
         files=len(rows),
-        new_images=clock.images,
+        new_images=sum(clock.images for clock in clocks),
         finished_before=finished_before,
         unreadable=tuple(unreadable_images(folder, source.parts)),
         failed=tuple(failed),
-        seconds=clock.seconds,
+        seconds=seconds,
         limit=max(spent, key=lambda what: spent[what]),
-        busy=min(1.0, clock.computed / max(clock.seconds, 1e-9)),
+        busy=min(1.0, computed / max(seconds, 1e-9)),
     )
 
 

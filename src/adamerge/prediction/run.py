@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.folders import preprocessing
 from adamerge.digest import digest_json, identify_model
+from adamerge.distributed import from_first, in_order, my_share
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, temporarily_patched
 from adamerge.patching.stack import installed
@@ -78,11 +79,19 @@ def run(
         forward = Forward(model, task)
         job = describe_job(model, source, recipe, task, options.runtime)
         folder = OutputFolder(out, job, len(source.parts))
-        with folder.locked(), _named_memory_errors():
-            folder.prepare()
-            remaining = [part for part in source.parts if not is_finished(folder, part)]
-            done = _run_parts(forward, folder, remaining, batch, options)
-            return make_report(folder, source, done.clock, done.failed, len(source.parts) - len(remaining))
+        with ExitStack() as held, _named_memory_errors():
+            remaining = from_first(lambda: _prepare(folder, source, held))
+            mine = list(my_share([source.parts[index] for index in remaining]))
+            done = _run_parts(forward, folder, mine, batch, options)
+            clocks, failed = in_order([done.clock.spent()]), in_order(done.failed)
+            return from_first(lambda: make_report(folder, source, clocks, failed, len(source.parts) - len(remaining)))
+
+
+def _prepare(folder: OutputFolder, source: Source, held: ExitStack) -> list[int]:
+    """Hold the folder, check it, and find the parts that have no file yet; one process does it for all."""
+    held.enter_context(folder.locked())
+    folder.prepare()
+    return [part.index for part in source.parts if not is_finished(folder, part)]
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from adamerge.core.lazy import deferred
 from adamerge.core.match import Links
 from adamerge.core.recipe import Linked, Recipe
 from adamerge.core.stats import LayerStats, summarise
+from adamerge.distributed import in_order, place
 from adamerge.runtime import reference
 from adamerge.runtime.block_view import View
 from adamerge.runtime.reference import State, Tables
@@ -98,11 +99,19 @@ def calibrate_layers(
     stats: list[LayerStats] = []
 
     def choose(layer: int, links: Sequence[Links]) -> Recipe:
-        columns.append(torch.cat([batch.redundancy.double().cpu() for batch in links]))
+        columns.append(torch.cat(in_order([batch.redundancy.double().cpu() for batch in links])))
         if budget.needs_thresholds:
-            thresholds.append(budget.threshold(links, layer))
+            thresholds.append(budget.threshold(_of_all_processes(links), layer))
         stats.append(summarise(torch.stack(columns, 1), thresholds))
         done()
         return recipe.with_stats(stats[-1])
 
     return run_layers(states, blocks, recipe, choose), stats[-1]
+
+
+def _of_all_processes(links: Sequence[Links]) -> Sequence[Links]:
+    """The links of the batches of all processes."""
+    if place().world == 1:
+        return links
+    sent = [(batch.value.cpu(), batch.partner.cpu(), batch.source.cpu()) for batch in links]
+    return [Links(value, partner, source, None) for value, partner, source in in_order(sent)]

@@ -14,6 +14,8 @@ from adamerge.core.errors import BadImages, BadOption, UnsupportedModel
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches
+from adamerge.digest import digest_tensors
+from adamerge.distributed import in_order, my_share
 from adamerge.evaluation import kl_divergence
 from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import find_host
@@ -64,6 +66,8 @@ class Evaluator:
         if not images:
             raise BadImages("there are no images to tune on; pass at least one batch")
         self.model, self.host = model, find_host(model)
+        self.number = sum(len(batch) for batch in images)
+        self._everything = images
         self.entry = self.host.entry or model
         self.cost: CostCount = cost
         self.sweeps = 0
@@ -71,8 +75,9 @@ class Evaluator:
         self.full = float(getattr(self.prices.unmerged(), cost))
         with _evaluating(model):
             install(self.host, self.host.container)
-            parameter = next(model.parameters())
-            self.images = [batch.to(parameter.device, parameter.dtype) for batch in images]
+            # A process without images takes part in the layers of the others with none.
+            mine = list(my_share(images)) or [images[0][:0]]
+            self.images = [self._on_device(batch) for batch in mine]
             embedded = [embed(self.host, model, batch) for batch in self.images]
             self.starts = [state for state, _ in embedded]
             self.blocks = [HostBlock(view, table) for view, table in zip(self.host.views, embedded[0][1], strict=True)]
@@ -83,10 +88,14 @@ class Evaluator:
             tokens = [self._unmerged(start) for start in self.starts] if self.loss == "features" else None
             self.wanted = [self._judged(out, None if tokens is None else tokens[i]) for i, out in enumerate(outputs)]
 
+    def _on_device(self, batch: Tensor) -> Tensor:
+        parameter = next(self.model.parameters())
+        return batch.to(parameter.device, parameter.dtype)
+
     @property
-    def number(self) -> int:
-        """How many images there are."""
-        return sum(len(batch) for batch in self.images)
+    def digest(self) -> str:
+        """A digest of the images of all processes."""
+        return digest_tensors(map(self._on_device, self._everything))
 
     def sweep(self, recipe: Recipe, *, calibrate: bool = True) -> SweepResult:
         """Run `recipe` layer by layer over all images, finding the statistics of an adaptive one on the way.
@@ -108,13 +117,15 @@ class Evaluator:
             tokens = reference.finish(state)
             install(self.host, GivenTokens(self.host, tokens))
             judged = self._judged(self._answer(batch)[0], tokens if self.loss == "features" else None)
-            compared.append(_compare(wanted, judged))
-            choices.append(judged[0].argmax(1))
-        counts = torch.cat([torch.stack([step.plan.count for step in state.steps], 1) for state in states])
-        macs, found = getattr(self.prices.cost(counts, recipe), self.cost).cpu(), torch.cat(compared).cpu()
+            compared.append(_compare(wanted, judged).cpu())
+            choices.append(judged[0].argmax(1).cpu())
+        counts = [torch.stack([step.plan.count for step in state.steps], 1).cpu() for state in states]
+        rows = in_order(list(zip(compared, choices, counts, strict=True)))
+        found, choice, left = (torch.cat(column) for column in zip(*rows, strict=True))
+        macs = getattr(self.prices.cost(left, recipe), self.cost)
         if self.loss == "kl":
-            return SweepResult(recipe, found[:, 0], macs, counts.cpu(), choice=torch.cat(choices).cpu())
-        return SweepResult(recipe, 1 - found.mean(1), macs, counts.cpu(), cosines=found)
+            return SweepResult(recipe, found[:, 0], macs, left, choice=choice)
+        return SweepResult(recipe, 1 - found.mean(1), macs, left, cosines=found)
 
     def _answer(self, batch: Tensor) -> tuple[Any, bool]:
         """The output of the model, one row for each image, and whether it is logits."""
@@ -131,7 +142,7 @@ class Evaluator:
 
     def _patches_matter(self) -> bool:
         """Whether the output depends on patch tokens after the last block; if not, that block may merge all of them."""
-        image = self.images[0][:1]
+        image = self._on_device(self._everything[0][:1])
         tokens = self._unmerged(embed(self.host, self.model, image)[0])
         blank = torch.cat([tokens[:, : self.host.prefix], torch.zeros_like(tokens[:, self.host.prefix :])], 1)
         outputs = []

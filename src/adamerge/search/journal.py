@@ -8,6 +8,7 @@ from typing import Any
 
 from adamerge.core.errors import BadOption
 from adamerge.core.files import write_atomically
+from adamerge.distributed import from_first, is_first
 
 
 class Journal:
@@ -20,7 +21,7 @@ class Journal:
         self.path = None if path is None else Path(path)
         self.lines = [json.dumps(task or {}, sort_keys=True)]
         self.results: dict[str, Any] = {}
-        if self.path is not None and self.path.exists():
+        if self.path is not None and from_first(self.path.exists):
             self._read(self.path)
 
     def lookup(self, tried: Any) -> Any | None:
@@ -31,12 +32,12 @@ class Journal:
         """Keep the result, and write the file."""
         self.results[json.dumps(tried, sort_keys=True)] = result
         self.lines.append(json.dumps([tried, result], sort_keys=True))
-        if self.path is not None:
+        if self.path is not None and is_first():
             write_atomically(self.path, "\n".join(self.lines) + "\n")
 
     def _read(self, path: Path) -> None:
         try:
-            head, *rest = path.read_text(encoding="utf-8").splitlines()
+            head, *rest = from_first(lambda: path.read_text(encoding="utf-8")).splitlines()
             task, entries = json.loads(head), [json.loads(line) for line in rest]
             results = {json.dumps(tried, sort_keys=True): result for tried, result in entries}
         except (OSError, ValueError, TypeError) as error:

@@ -6,6 +6,7 @@ import torch
 
 from adamerge.core.errors import BadOption
 from adamerge.core.recipe import Recipe
+from adamerge.distributed import from_first
 from adamerge.patching.apply import apply, temporarily_patched
 from adamerge.patching.stack import install
 from adamerge.search.evaluator import Evaluator
@@ -53,7 +54,11 @@ def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) ->
 
 
 def relative_latency(evaluator: Evaluator, recipe: Recipe) -> float:
-    """Merged time divided by unmerged time on the first batch: medians of runs that alternate."""
+    """Merged time divided by unmerged time on the first batch: medians of runs that alternate, in one process."""
+    return from_first(lambda: _measure(evaluator, recipe))
+
+
+def _measure(evaluator: Evaluator, recipe: Recipe) -> float:
     model, entry, batch = evaluator.model, evaluator.entry, evaluator.images[0]
     times: tuple[list[float], list[float]] = ([], [])
     with temporarily_patched(model), torch.inference_mode():

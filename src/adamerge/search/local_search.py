@@ -13,6 +13,7 @@ from tqdm import tqdm
 from adamerge.core.match import Bipartite, Protect
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
+from adamerge.distributed import from_first
 from adamerge.search.evaluator import Evaluator
 from adamerge.search.families import families, first_layer_and_slope, rates
 from adamerge.search.journal import Journal
@@ -58,7 +59,7 @@ class LocalSearch:
         Raises LimitReached when nothing more may be tried; the first candidate is always tried.
         """
         limits = self.limits
-        if self.best is not None and (self.tried >= limits.tries or time.monotonic() > limits.until):
+        if self.best is not None and (self.tried >= limits.tries or self._time_is_up()):
             raise LimitReached
         self.tried += 1
         found, meets = self.scaler.scale(family, rates), self.scaler.meets_goal
@@ -68,6 +69,10 @@ class LocalSearch:
         self.bar.update()
         self.bar.set_postfix_str(f"loss {self.best.loss:.3g}", refresh=False)
         return found
+
+    def _time_is_up(self) -> bool:
+        """All processes stop at the same candidate: the first one looks at its clock."""
+        return from_first(lambda: time.monotonic() > self.limits.until)
 
     def try_changes(self, changes: Callable[[Candidate], Iterable[tuple[Recipe, Sequence[float]]]]) -> bool:
         """Try all changes of the best; returns whether one was better."""

@@ -13,6 +13,7 @@ from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.match import Bipartite, Everywhere
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images, batches
+from adamerge.distributed import in_order, my_share
 from adamerge.flops import CostCount, check_cost, meter
 from adamerge.hosts.base import image_entry
 from adamerge.methods import Method
@@ -147,10 +148,10 @@ class KnobCosts:
         recipe = make_calibrated_recipe(self.model, self.images, self.method, options, self.how)
         apply(self.model, recipe)
         counts: list[Tensor] = []
-        for batch in self.images if _varies(recipe) else [self.images[0][:1]]:
+        for batch in my_share(self.images) if _varies(recipe) else [self.images[0][:1]]:
             image_entry(self.model)(batch)
-            counts.append(trace(self.model).counts)
-        costs = self.prices.cost(torch.cat(counts), recipe)
+            counts.append(trace(self.model).counts.cpu())
+        costs = self.prices.cost(torch.cat(in_order(counts)), recipe)
         return KnobCost(knob, recipe, getattr(costs, self.cost).mean().item())
 
 

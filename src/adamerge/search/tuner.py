@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from adamerge.core.errors import BadImages
 from adamerge.core.recipe import Recipe
 from adamerge.data.batches import Images
-from adamerge.digest import digest_tensors
 from adamerge.flops import CostCount
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.journal import Journal
@@ -168,7 +167,7 @@ def _task(evaluator: Evaluator, options: TuningOptions) -> dict[str, Any]:
     target = options.target if options.target is not None else f"latency ratio {options.latency_ratio:g}"
     return {
         "model": evaluator.host.fingerprint(),
-        "images": digest_tensors(evaluator.images),
+        "images": evaluator.digest,
         "target": str(target),
         "count": options.cost,
         "loss": evaluator.loss,
