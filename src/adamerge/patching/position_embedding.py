@@ -31,9 +31,13 @@ def add_positions_fused(own: Callable[..., Tensor], self: Any, selector: Backend
 
 
 def kernel_pays(selector: BackendSelector, model: Any, x: Tensor) -> bool:
-    """Whether kernels run here, and this one gives what the host gives, in less time."""
-    runs = selector.triton_failure is None and why_no_kernels() is None
-    return runs and positions_match(model, x) and half_precision_inference(x, model.pos_embed)
+    """Whether kernels run here, and this one gives what the host gives, in less time.
+
+    Compilers come no further than the first check: they cannot follow the search for packages.
+    """
+    if not (positions_match(model, x) and half_precision_inference(x, model.pos_embed)):
+        return False
+    return selector.triton_failure is None and why_no_kernels() is None
 
 
 def positions_match(model: Any, x: Tensor) -> bool:
