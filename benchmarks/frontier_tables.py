@@ -4,6 +4,8 @@ import math
 
 from reading import MODELS, RESULTS, Row, interval, read
 
+STAGES = ("judged", "used", "held_out")
+
 
 def frontier_table() -> str:
     """The tuned recipe, the preset and the best rival at each cut, for every measured model."""
@@ -52,6 +54,29 @@ def _frontier_of(model: str, found: list[Row]) -> str:
             f"{tuned['sweeps']}, {float(tuned['seconds']):.0f} |"
         )
     return "\n".join([*lines, *(["", *notes] if notes else [])])
+
+
+def repair_table() -> str:
+    """The loss before and after repair on the evaluation images, with how it was trained."""
+    lines = [
+        "| model | cut | images | options | loss: before, after | ratio [95 %] | used: before, after | "
+        "held out: before, after | points: before, after [95 %] | patch, KB | seconds, tasks at once |",
+        "|---|---:|---:|---|" + "---:|" * 7,
+    ]
+    for row in read("repair"):
+        pairs = (f"{_loss(float(row[f'{name}_before']))}, {_loss(float(row[f'{name}_after']))}" for name in STAGES)
+        judged, used, held_out = pairs
+        points = (
+            f"{float(row['points_before']):+.2f}, {interval(row, 'points_after', 2)}" if row["points_after"] else "–"
+        )
+        ratio = f"{float(row['ratio']):.2f} [{float(row['ratio_low']):.2f}, {float(row['ratio_high']):.2f}]"
+        trained = f"{row['images']} | {row['options']}"
+        took = f"{float(row['seconds']):.0f}, {row['at_once']}"
+        lines.append(
+            f"| {row['model']} | {float(row['cut']):.0%} | {trained} | {judged} | {ratio} | {used} | {held_out} | "
+            f"{points} | {int(row['bytes']) / 1000:.0f} | {took} |"
+        )
+    return "\n".join(lines)
 
 
 def _cosines(row: Row) -> str:

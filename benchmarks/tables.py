@@ -8,7 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from frontier_tables import ablation_table, frontier_table, gap_table, samples_table, tuned_cell, tuning_table
+from frontier_tables import (
+    ablation_table,
+    frontier_table,
+    gap_table,
+    repair_table,
+    samples_table,
+    tuned_cell,
+    tuning_table,
+)
 from import_graph import drawing
 from reading import MODELS, ROOT, Row, interval, read
 from reliability_tables import fuzz_table, kill_table, load_table, mutation_table, neighbour_table
@@ -249,6 +257,7 @@ def pages() -> dict[Path, str]:
                 "frontier": frontier_table(),
                 "gap": gap_table(),
                 "tuning": tuning_table(),
+                "repair": repair_table(),
                 "samples": samples_table(),
                 "ablation": ablation_table(),
             },

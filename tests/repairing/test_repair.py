@@ -173,12 +173,12 @@ def test_what_cannot_be_repaired_is_refused(model, images, recipe, report, unche
 
 def test_crops_are_parts_of_their_image_and_depend_on_the_dice_alone():
     columns = torch.arange(32.0).expand(5, 1, 32, 32)
-    one, again = (augment(columns, torch.Generator().manual_seed(1), 0.3, 0.0) for _ in range(2))
+    one, again = (augment(columns, torch.Generator().manual_seed(1), 0.3) for _ in range(2))
     assert torch.equal(one, again)
     spread = one.amax((1, 2, 3)) - one.amin((1, 2, 3))
     assert one.shape == columns.shape and bool((spread < 31.5).all()) and len(set(spread.tolist())) == 5
     rising = one[:, 0, 0, -1] > one[:, 0, 0, 0]
     assert bool(rising.any()) and not bool(rising.all()), "some are mirrored"
     videos = torch.stack([columns, columns], 1)
-    moved = augment(videos, torch.Generator().manual_seed(1), 0.3, 0.0)
+    moved = augment(videos, torch.Generator().manual_seed(1), 0.3)
     assert torch.equal(moved[:, 0], one) and torch.equal(moved[:, 1], one)

@@ -26,7 +26,6 @@ from adamerge.finetuning.outputs import RunFolder, logits_of, top1
 from adamerge.finetuning.samples import epoch_batches, evenly_spaced, fixed_randomness, number_of_steps
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, remove, stack_of
-from adamerge.patching.patched_weights import joined
 from adamerge.training_file import Checkpoint
 
 
@@ -235,7 +234,7 @@ def with_fingerprint(recipe: Recipe, fingerprint: dict[str, Any]) -> Recipe:
 def add_patch(model: nn.Module, patch: WeightPatch | None) -> None:
     """Make the changes of a patch a part of the weights."""
     with torch.no_grad():
-        for name, change in joined(patch.changes).items() if patch is not None else ():
+        for name, change in patch.changes.items() if patch is not None else ():
             parameter = model.get_parameter(name)
             parameter += change.to(parameter)
 

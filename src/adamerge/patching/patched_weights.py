@@ -61,7 +61,7 @@ class PatchedWeights:
     """All parameters of a model that a patch changes."""
 
     def __init__(self, model: nn.Module, patch: WeightPatch):
-        self.parameters = [_find(model, path, change) for path, change in joined(patch.changes).items()]
+        self.parameters = [_find(model, path, change) for path, change in patch.changes.items()]
 
     def enter(self) -> None:
         """Add the changes to the parameters."""
@@ -121,18 +121,6 @@ def weights_patched(model: nn.Module, patch: WeightPatch | None) -> Iterator[Non
     finally:
         if weights is not None:
             weights.leave()
-
-
-def joined(changes: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Changes by parameter: the two factors of a change of low rank as their product."""
-    found: dict[str, Tensor] = {}
-    for name, change in changes.items():
-        path, _, side = name.partition("/")
-        if side == "left":
-            found[path] = change @ changes[f"{path}/right"]
-        elif not side:
-            found[path] = change
-    return found
 
 
 def _owner(hook: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random crops, flips and mixtures of images, so that few images give many different ones."""
+"""Random crops and flips of images, so that few images give many different ones."""
 
 import math
 
@@ -10,8 +10,8 @@ from torch.nn.functional import affine_grid, grid_sample
 LEAST_RATIO, GREATEST_RATIO = 3 / 4, 4 / 3
 
 
-def augment(images: Tensor, dice: torch.Generator, smallest_crop: float, mixed: float) -> Tensor:
-    """A random crop of each image at the size it had, mirrored half of the time; a share of them mixed with others.
+def augment(images: Tensor, dice: torch.Generator, smallest_crop: float) -> Tensor:
+    """A random crop of each image at the size it had, mirrored half of the time.
 
     `images` are `(b, channels, height, width)`, or videos `(b, frames, channels, height, width)`.
     """
@@ -21,14 +21,7 @@ def augment(images: Tensor, dice: torch.Generator, smallest_crop: float, mixed: 
     if video:
         windows = windows.repeat_interleave(images.shape[1], 0)
     places = affine_grid(windows, list(frames.shape), align_corners=False)
-    cropped = grid_sample(frames, places, padding_mode="reflection", align_corners=False).view(images.shape)
-    if mixed == 0:
-        return cropped
-    share = torch.rand(b, generator=dice)
-    share = torch.where(torch.rand(b, generator=dice) < mixed, share, 1.0).to(images)
-    share = share.view(b, *[1] * (images.dim() - 1))
-    other = cropped[torch.randperm(b, generator=dice).to(images.device)]
-    return share * cropped + (1 - share) * other
+    return grid_sample(frames, places, padding_mode="reflection", align_corners=False).view(images.shape)
 
 
 def _windows(b: int, dice: torch.Generator, smallest: float) -> Tensor:

@@ -19,7 +19,7 @@ BATCH_ELSEWHERE = 64
 # The share of the steps in which the learning rate rises.
 WARM_UP = 0.05
 LARGEST_GRADIENT = 1.0
-# Of two decades, so that the averages of the gradients are steady although steps are few.
+# The second is smaller than usual, because there are few steps.
 BETAS = (0.9, 0.99)
 # The checkpoint is written this many times.
 WRITES = 20
@@ -63,8 +63,7 @@ class Distillation:
         epoch, number = divmod(step, self.steps_per_epoch)
         order = torch.randperm(len(self.images), generator=self._dice(0, epoch))
         chosen = order[number * self.size : (number + 1) * self.size].to(self.images.device)
-        options = self.options
-        return augment(self.images[chosen], self._dice(1, step), options.smallest_crop, options.mixed)
+        return augment(self.images[chosen], self._dice(1, step), self.options.smallest_crop)
 
     def _dice(self, stream: int, number: int) -> torch.Generator:
         """Random numbers that depend only on the seed, the stream and the number of the step or epoch."""
@@ -92,7 +91,7 @@ class Distillation:
     def _loss(self, images: Tensor) -> Tensor:
         fast = self.options.autocast and images.is_cuda
         with torch.autocast("cuda", torch.bfloat16) if fast else nullcontext():
-            return self.models.compare(images, self.options.hidden)
+            return self.models.compare(images)
 
     def _rate(self, step: int) -> float:
         """The share of the learning rate: it rises at first, and falls to 0 along a cosine."""

@@ -13,8 +13,8 @@ from adamerge.search.evaluator import Loss, check_loss
 class RepairOptions:
     """The options of `adamerge.repair`, which its docstring explains; wrong values are refused by name.
 
-    `hidden` is the weight of the differences between tokens inside the model.  `smallest_crop` is the least share of an
-    image's area that a random crop keeps.  `mixed` is the share of images that are mixed with another image.
+    `smallest_crop` is the least share of an image's area that a random crop keeps.  `autocast` computes in bfloat16 on
+    CUDA; for small models that takes longer.
     """
 
     loss: Loss | None = None
@@ -24,11 +24,8 @@ class RepairOptions:
     seed: int = 0
     progress: bool = True
     resume: str | os.PathLike[str] | None = None
-    hidden: float = 0.0
     smallest_crop: float = 0.5
-    mixed: float = 0.0
-    autocast: bool = True
-    rank: int = 0
+    autocast: bool = False
 
     def __post_init__(self) -> None:
         check_loss(self.loss)

@@ -17,8 +17,7 @@ class ParameterSwap:
     Everything is in float32 while the swap is in force.  The model's own parameters and buffers are not changed.
     """
 
-    def __init__(self, model: nn.Module, blocks: nn.Module | None = None, rank: int = 0):
-        self._products: list[tuple[Registry, str, Tensor, nn.Parameter, nn.Parameter]] = []
+    def __init__(self, model: nn.Module):
         self._own: list[tuple[Registry, str, Tensor]] = []
         self._frozen: list[tuple[Registry, str, Tensor]] = []
         self._trained: list[tuple[Registry, str, nn.Parameter]] = []
@@ -38,21 +37,7 @@ class ParameterSwap:
                         trained = nn.Parameter(frozen.clone())
                         self._trained.append((registry, name, trained))
                         self.parameters[f"{path}.{name}" if path else name] = trained
-        if blocks is not None and rank:
-            self._add_products(model, blocks, rank)
         self.own = {path: parameter.detach().clone() for path, parameter in self.parameters.items()}
-
-    def _add_products(self, model: nn.Module, blocks: nn.Module, rank: int) -> None:
-        dice = torch.Generator().manual_seed(0)
-        inside = set(blocks.modules())
-        for path, module in model.named_modules():
-            if module not in inside or not isinstance(module, nn.Linear):
-                continue
-            own = _float_copy(module.weight)
-            left = nn.Parameter(own.new_zeros(own.shape[0], rank))
-            right = nn.Parameter((torch.randn(rank, own.shape[1], generator=dice) / own.shape[1] ** 0.5).to(own.device))
-            self._products.append((module._parameters, "weight", own, left, right))
-            self.parameters |= {f"{path}.weight/left": left, f"{path}.weight/right": right}
 
     def use_own(self) -> None:
         """Let the model compute with its own values."""
@@ -63,8 +48,6 @@ class ParameterSwap:
         """Let the model compute with the trainable copies."""
         for registry, name, parameter in self._trained:
             registry[name] = parameter
-        for registry, name, own, left, right in self._products:
-            registry[name] = own + left @ right
 
     def restore(self) -> None:
         """Put the model's own parameters and buffers back."""
@@ -79,17 +62,14 @@ class ParameterSwap:
 
     def changes(self) -> dict[str, Tensor]:
         """What training added to each parameter."""
-        return {
-            path: parameter.detach() - (0 if "/" in path else self.own[path])
-            for path, parameter in self.parameters.items()
-        }
+        return {path: parameter.detach() - self.own[path] for path, parameter in self.parameters.items()}
 
 
 @contextmanager
-def trainable(model: nn.Module, blocks: nn.Module | None = None, rank: int = 0) -> Iterator[ParameterSwap]:
+def trainable(model: nn.Module) -> Iterator[ParameterSwap]:
     """The model with trainable copies of its norms and biases inside a `with` block; afterwards it is what it was."""
     with torch.inference_mode(False), torch.enable_grad():
-        swap = ParameterSwap(model, blocks, rank)
+        swap = ParameterSwap(model)
         try:
             yield swap
         finally:
