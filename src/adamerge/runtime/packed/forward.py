@@ -3,9 +3,11 @@
 Layers compute on existing tokens only.  The result of an image is the same to the bit in any batch.
 """
 
-from dataclasses import replace
+from contextlib import nullcontext
+from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import torch
 
 from adamerge.core.recipe import Recipe
@@ -43,12 +45,12 @@ def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedSt
         reader = _reader(state, recipe, depth)
         attended = attend_with_bias(query, key, value, state.layout, view.scale, bias, patches, reader)
     with stage("project"):
-        state = replace(state, x=state.x + layers.project(attended))
+        state = state.with_changes(x=state.x + layers.project(attended))
     if recipe.site == "after_attention":
         state = merge_on_cpu(state, recipe, depth, (query, key, value, view.scale), reader)
         layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("mlp"):
-        return replace(state, x=state.x + layers.mlp(state.x))
+        return state.with_changes(x=state.x + layers.mlp(state.x))
 
 
 def merge_on_cpu(
@@ -67,7 +69,7 @@ def merge_on_cpu(
         return merge_nothing(state)
     if not state.layout.images:
         return merge_padded(state, recipe, depth, heads)
-    with torch.autocast(state.x.device.type, enabled=False):
+    with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
         if not links_known(recipe):
             with stage("decide"):
                 return merge_each(state, recipe, depth, heads)
@@ -92,4 +94,9 @@ def _reader(state: PackedState, recipe: Recipe, depth: int) -> AttentionReader |
 def log_sizes(patches: int, size: PerRow) -> PerRow:
     """The logarithms of sizes, each a whole number up to `patches`, from a table: torch rounds a logarithm by its place
     in an array."""
-    return torch.arange(patches + 1, dtype=size.dtype).log()[size.long()]
+    return torch.from_numpy(_logarithms(patches, size.dtype)[size.numpy().astype(np.intp)])
+
+
+@lru_cache(16)
+def _logarithms(most: int, dtype: torch.dtype) -> np.ndarray:
+    return torch.arange(most + 1, dtype=dtype).log().numpy()

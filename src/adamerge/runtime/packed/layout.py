@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -119,11 +119,13 @@ def unpad(padded: Tensor, tokens: Int[Tensor, " total"] | None) -> Tensor:
 
 def ragged_layout(counts: Sequence[int], prefix: int, device: torch.device) -> Layout:
     """The layout of images with `counts` patch tokens each."""
-    ends = torch.tensor([0, *counts], device=device) + prefix
-    ends[0] = 0
-    longest = max(counts, default=0) + prefix
-    total = sum(counts) + prefix * len(counts)
-    return Layout(ends.cumsum(0).int(), prefix, total, longest, uniform=total == longest * len(counts))
+    bounds = [0, *accumulate(count + prefix for count in counts)]
+    longest, total = max(counts, default=0) + prefix, bounds[-1]
+    offsets = torch.tensor(bounds, dtype=torch.int32, device=device)
+    layout = Layout(offsets, prefix, total, longest, uniform=total == longest * len(counts))
+    # They need not be read back.
+    vars(layout).update(bounds=bounds, counts=[*counts])
+    return layout
 
 
 def unfold(x: Packed, history: Int[Tensor, "b patches"], layout: Layout) -> AllTokens:

@@ -4,7 +4,7 @@ Numbers of rows are in NumPy: these arrays are so small that the calls take the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -63,8 +63,7 @@ def merge_rows(state: PackedState, recipe: Recipe, links: PackedLinks, selection
     shift = np.array(after.bounds[:-1])[:, None] + layout.prefix
     history = slot[state.history.numpy() + (np.array(layout.bounds[:-1])[:, None] + layout.prefix)] - shift
     record = partial(build_layer_trace, layout, after, from_numpy(slot), from_numpy(size), links.salience, redundancy)
-    return replace(
-        state,
+    return state.with_changes(
         x=x,
         size=from_numpy(size),
         layout=after,
@@ -83,7 +82,7 @@ def merge_nothing(state: PackedState) -> PackedState:
 def _unchanged(state: PackedState, salience: PerToken | None, redundancy: Callable[[], PerImage]) -> PackedState:
     layout = state.layout
     record = partial(build_layer_trace, layout, layout, None, state.size, salience, redundancy)
-    return replace(state, steps=(*state.steps, record))
+    return state.with_changes(steps=(*state.steps, record))
 
 
 def _merged_rows(state: PackedState, links: PackedLinks, selection: Selection) -> MergedRows:

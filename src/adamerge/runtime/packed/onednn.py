@@ -5,6 +5,7 @@ rows fewer, and oneDNN keeps more of its speed then.  It also computes a row in 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -135,10 +136,14 @@ class OneDnnView:
 
     @property
     def shape(self) -> BlockShape:
+        return self._shape
+
+    @cached_property
+    def _shape(self) -> BlockShape:
         return self.view.shape
 
     def qkv(self, x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
-        shape = self.view.shape
+        shape = self._shape
         projected = _linear(self._normed(x, self.block.norm1), self.qkv_layer)
         query, key, value = projected.unflatten(-1, (3, shape.heads, shape.key_dim)).unbind(-3)
         return query, key, value

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -35,6 +36,12 @@ class PackedState:
     normed: Packed | None = None
     inverse: PerRow | None = None
     steps: tuple[Callable[[], LayerTrace], ...] = ()
+
+    def with_changes(self, **fields: Any) -> "PackedState":
+        """A copy with other values in some fields: `dataclasses.replace`, in a fraction of its time."""
+        made = object.__new__(PackedState)
+        vars(made).update(vars(self), **fields)
+        return made
 
     @property
     def layer(self) -> int:
