@@ -110,7 +110,7 @@ def _draw_header(page: "TextFigure", view: ImageView) -> None:
         for number, text in enumerate(lines[:3]):
             page.write(shorten(text, 40, placeholder=" …"), at[0], at[1] + 24 * (number + 1), bold=number == 0)
     left = x + 400
-    axes = figure.add_axes((left / across, 1 - (HEADER - 22) / down, (across - MARGIN - left) / across, 176 / down))
+    axes = figure.add_axes((left / across, 1 - (HEADER - 22) / down, (across - MARGIN - left) / across, 148 / down))
     counts = (view.patches, *view.counts)
     axes.bar(range(len(counts)), counts, color=COLOURS[0], width=0.72)
     for at, count in enumerate(counts):
