@@ -127,6 +127,25 @@ def cpu_default_table() -> str:
     return "\n".join(lines)
 
 
+def engines_table() -> str:
+    """Merged over unmerged models in the same engine, as a share of the ratio of costs."""
+    lines = [
+        "| two cores | batch | method | engine | true cut | speed-up in this engine | ratio of costs | share "
+        "| over the fastest unmerged engine |",
+        "|---|---:|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in read("engines"):
+        if row["method"] == "none" or not row["ms"]:
+            continue
+        name = {"packed": "torch"}.get(row["engine"], row["engine"])
+        lines.append(
+            f"| {row['model'].removesuffix('_patch16_224')} | {row['batch']} | {row['method']} | {name} "
+            f"| {float(row['cut_true']):.1%} | {float(row['speed_up']):.2f}× | {float(row['ratio_of_costs']):.2f}× "
+            f"| {float(row['share']):.0%} | {float(row['fastest_unmerged']):.2f}× |"
+        )
+    return "\n".join(lines)
+
+
 def deciding_table() -> str:
     """The share of deciding and merging in a forward pass; the merge kernels also compute norms."""
     lines = [

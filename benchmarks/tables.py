@@ -24,6 +24,7 @@ from speed_tables import (
     blocks_table,
     cpu_default_table,
     deciding_table,
+    engines_table,
     equal_cost_table,
     floor_table,
     parity_table,
@@ -225,6 +226,7 @@ def pages() -> dict[Path, str]:
             },
         ),
         design: _all_filled(design, {"imports": drawing()}),
+        docs / "export.md": _all_filled(docs / "export.md", {"engines": engines_table()}),
         speed: _all_filled(
             speed,
             {

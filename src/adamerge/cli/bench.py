@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from adamerge.core.recipe import Recipe
-    from adamerge.experiments.benchmark import BenchmarkRow
+    from adamerge.experiments.benchmark import BenchmarkRow, Contender, Entry
     from adamerge.search.variants import Variant
 
+    Others = Callable[[nn.Module], Sequence[Contender]]
 
 # The table needs this many characters in a line to show all columns.
 WIDE = 150
@@ -76,6 +77,10 @@ Unmerged = Annotated[
     str | None, typer.Option("--unmerged", help="Ways to run the unmerged model; by default all of the device.")
 ]
 Ways = Annotated[str | None, typer.Option("--ways", help="Ways to run the methods; by default all of the device.")]
+EngineNames = Annotated[
+    str | None,
+    typer.Option("--engine", help="Engines to compete: torch, openvino, onnxruntime, aoti; by default torch alone."),
+]
 Out = Annotated[Path, typer.Option("--out", help="A CSV file; rows are added to it.")]
 Plot = Annotated[Path | None, typer.Option("--plot", help="A PNG of speed-ups against batch sizes.")]
 
@@ -102,6 +107,7 @@ def bench(
     inner: Inner = None,
     unmerged: Unmerged = None,
     ways: Ways = None,
+    engine: EngineNames = None,
     workers: Workers = 2,
     out: Out = Path("bench.csv"),
     plot: Plot = None,
@@ -124,6 +130,7 @@ def bench(
     wanted = max(*sizes, 64) if images is None else images
     how: dict[str, Any] = {"batch_sizes": sizes, "rounds": rounds, "inner": inner, "out": out}
     how |= {"unmerged": _read_ways(unmerged), "merged": _read_ways(ways)}
+    engines = _read_engines(engine, how)
     how |= {"name": model, "weights": _name_of_weights(model, weights, pretrained)}
     shape: dict[str, Any] = {"random": True, "image_size": image_size, "num_classes": num_classes}
     rows: list[BenchmarkRow] = []
@@ -134,11 +141,25 @@ def bench(
         goal: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost}
         entries = make_entries(net, known, labels, targets, **goal)
         try:
-            rows += run(net, shown, entries, source=source, **how)
+            rows += run(net, shown, entries, source=source, others=engines(entries), **how)
         except BadOutput as error:
             console.print(table([*rows, *error.result], console.width))
             raise
     _show(rows, out, plot)
+
+
+def _read_engines(text: str | None, how: dict[str, Any]) -> "Callable[[Sequence[Entry]], Others | None]":
+    """What gives the contenders of other engines than torch; ways of torch are left out of `how` unless wanted."""
+    if text is None:
+        return lambda entries: None
+    from adamerge.experiments.benchmark.engines import TORCH, EngineFiles, engine_contenders, read_engines
+
+    names = read_labels(text)
+    found, files = read_engines(names), EngineFiles()
+    # Beside other engines, torch runs in the two ways that most people use.
+    for side, way in (("unmerged", "eager"), ("merged", "packed")):
+        how[side] = (how[side] or [way]) if TORCH in names else []
+    return lambda entries: lambda net: list(engine_contenders(net, entries, found, files))
 
 
 def _check_plot(plot: Path | None) -> None:
