@@ -130,10 +130,9 @@ def bench(
     wanted = max(*sizes, 64) if images is None else images
     how: dict[str, Any] = {"batch_sizes": sizes, "rounds": rounds, "inner": inner, "out": out}
     how |= {"unmerged": _read_ways(unmerged), "merged": _read_ways(ways)}
-    engines = _read_engines(engine, how)
     how |= {"name": model, "weights": _name_of_weights(model, weights, pretrained)}
     shape: dict[str, Any] = {"random": True, "image_size": image_size, "num_classes": num_classes}
-    rows: list[BenchmarkRow] = []
+    engines, rows = _read_engines(engine, how), list["BenchmarkRow"]()
     for number in dtype.split(","):
         torch.manual_seed(0)
         net = load_model(model, weights, pretrained, device, number.strip(), **shape)
