@@ -36,9 +36,9 @@ from adamerge.embedded import scenes
 from adamerge.experiments.versions import versions
 from adamerge.prediction.batch_size import images_in_batch
 from adamerge.prediction.forward import Forward, default_batch_tokens
+from adamerge.prediction.part_run import run_batches
 from adamerge.prediction.reader import Chunk, make_loader
 from adamerge.prediction.report import Clock
-from adamerge.prediction.run import run_batches
 from adamerge.prediction.sources import Part, Sample, Source, Unit
 from adamerge.prediction.tasks import Features
 

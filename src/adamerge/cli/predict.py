@@ -43,6 +43,10 @@ Runtime = Annotated[str, typer.Option("--runtime", help="auto, reference or pack
 BatchTokens = Annotated[
     int | None, typer.Option("--batch-tokens", help="Tokens in a batch, averaged over the blocks; fits the device.")
 ]
+Engine = Annotated[str, typer.Option("--engine", help="local: this process; ray: workers of Ray, see RAY_ADDRESS.")]
+EngineWorkers = Annotated[
+    int | None, typer.Option("--engine-workers", help="Workers of Ray; by default one for each GPU or two processors.")
+]
 ShardSize = Annotated[int, typer.Option("--shard-size", help="Images in an output file, for a folder.")]
 
 
@@ -66,6 +70,8 @@ def predict(
     limit: Limit = None,
     skip_bad: SkipBad = False,
     runtime: Runtime = "auto",
+    engine: Engine = "local",
+    engine_workers: EngineWorkers = None,
 ) -> None:
     """Write the most likely classes of many images to parquet files; a stopped run continues."""
     from adamerge.prediction.tasks import TopClasses
@@ -76,6 +82,7 @@ def predict(
     reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
     reading |= {"image_column": image_column, "id_column": id_column}
     running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
+    running |= {"engine": engine, "engine_workers": engine_workers}
     _run(task, out, (method, context.args), (loading, reading, running), skip_bad)
 
 
@@ -98,6 +105,8 @@ def embed(
     limit: Limit = None,
     skip_bad: SkipBad = False,
     runtime: Runtime = "auto",
+    engine: Engine = "local",
+    engine_workers: EngineWorkers = None,
 ) -> None:
     """Write a feature vector of many images to parquet files; a stopped run continues."""
     from adamerge.prediction.tasks import Features
@@ -107,6 +116,7 @@ def embed(
     reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
     reading |= {"image_column": image_column, "id_column": id_column}
     running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
+    running |= {"engine": engine, "engine_workers": engine_workers}
     _run(Features(), out, (method, context.args), (loading, reading, running), skip_bad)
 
 
@@ -120,7 +130,8 @@ def _run(
     """Read the options, run, and report."""
     from adamerge.cli.loading import load_model
     from adamerge.cli.options import read_recipe
-    from adamerge.prediction.run import RunOptions, run
+    from adamerge.prediction.part_run import RunOptions
+    from adamerge.prediction.run import run
 
     loading, reading, running = options
     check_can_write(out, folder=True)

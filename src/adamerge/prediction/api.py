@@ -6,8 +6,9 @@ from torch import nn
 
 from adamerge.core.recipe import Recipe
 from adamerge.prediction.locate import find_source
+from adamerge.prediction.part_run import Engine, RunOptions
 from adamerge.prediction.report import PredictionReport
-from adamerge.prediction.run import RunOptions, run
+from adamerge.prediction.run import run
 from adamerge.prediction.sources import SHARD_SIZE, Source
 from adamerge.prediction.tasks import Features, TopClasses
 from adamerge.runtime.backend import Runtime
@@ -27,6 +28,8 @@ def predict(
     shard_size: int = SHARD_SIZE,
     workers: int = 2,
     progress: bool = True,
+    engine: Engine = "local",
+    engine_workers: int | None = None,
 ) -> PredictionReport:
     """Write the most likely classes of every image in `data` to parquet files in the folder `out`.
 
@@ -47,8 +50,11 @@ def predict(
         shard_size: images in an output file, for a folder of images.
         workers: processes that read images; 0 reads in this one.
         progress: show a progress bar.
+        engine: "local" runs the model in this process; "ray" in workers of Ray Data, on the cluster in RAY_ADDRESS or
+            on this machine.  Each worker makes one file at a time.
+        engine_workers: how many workers Ray starts; by default one for each GPU, or one for two processors.
     """
-    options = RunOptions(runtime, batch_tokens, workers, progress)
+    options = RunOptions(runtime, batch_tokens, workers, progress, engine, engine_workers)
     return run(model, _source(data, shard_size), out, _read(recipe), TopClasses(top), options)
 
 
@@ -63,6 +69,8 @@ def embed(
     shard_size: int = SHARD_SIZE,
     workers: int = 2,
     progress: bool = True,
+    engine: Engine = "local",
+    engine_workers: int | None = None,
 ) -> PredictionReport:
     """Write a feature vector of every image in `data` to parquet files in the folder `out`.
 
@@ -70,7 +78,7 @@ def embed(
     `id`, `path`, `features`, `tokens`.  The arguments, and how a stopped run continues, are those of
     `adamerge.predict`.
     """
-    options = RunOptions(runtime, batch_tokens, workers, progress)
+    options = RunOptions(runtime, batch_tokens, workers, progress, engine, engine_workers)
     return run(model, _source(data, shard_size), out, _read(recipe), Features(), options)
 
 

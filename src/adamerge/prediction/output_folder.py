@@ -69,6 +69,10 @@ class OutputFolder:
                     f"{MANIFEST}: it is not the output of an earlier run. Give an empty or a new folder."
                 )
             write_atomically(manifest, json.dumps({"schema": SCHEMA, **self.job}, indent=1) + "\n")
+        self.delete_leftovers()
+
+    def delete_leftovers(self) -> None:
+        """Delete the temporary files of processes that were killed; no process may be writing."""
         for left in (*self.path.glob(".part-*"), *(self.path / UNREADABLE).glob(".part-*")):
             left.unlink(missing_ok=True)
 

@@ -1,58 +1,32 @@
 """Runs a model over a source and writes one parquet file for each part; a stopped run continues where it stopped."""
 
 import os
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from tqdm import tqdm
+from torch import nn
 
 from adamerge.core.errors import BadOption
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.data.folders import preprocessing
 from adamerge.digest import digest_json, identify_model
-from adamerge.distributed import from_first, in_order, my_share
+from adamerge.distributed import from_first, in_order, my_share, place
 from adamerge.hosts.base import find_host
 from adamerge.patching.apply import apply, temporarily_patched
 from adamerge.patching.stack import installed
 from adamerge.prediction.batch_size import images_in_batch
-from adamerge.prediction.forward import Forward, InFlight, default_batch_tokens
+from adamerge.prediction.forward import Forward, default_batch_tokens
 from adamerge.prediction.output_folder import OutputFolder
-from adamerge.prediction.part_files import PartFile, check_pyarrow, is_finished, to_table
-from adamerge.prediction.reader import Chunk, make_loader
-from adamerge.prediction.report import Clock, PredictionReport, make_report
-from adamerge.prediction.sources import Part, Source
+from adamerge.prediction.part_files import check_pyarrow, is_finished
+from adamerge.prediction.part_run import RunOptions, run_parts
+from adamerge.prediction.ray_engine import check_engine, run_parts_on_ray
+from adamerge.prediction.report import PredictionReport, make_report
+from adamerge.prediction.sources import Source
 from adamerge.prediction.tasks import Task
 from adamerge.runtime.backend import Runtime
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """How to run; none of these changes the results of an image beyond rounding.
-
-    `batch_tokens` is the number of tokens in a batch, averaged over the blocks; None takes one that fits the device.
-    `workers` is the number of processes that read images.
-    """
-
-    runtime: Runtime = "auto"
-    batch_tokens: int | None = None
-    workers: int = 2
-    progress: bool = True
-
-
-@dataclass
-class Progress:
-    """What a run has done so far."""
-
-    clock: Clock
-    bar: Any
-    open_files: dict[int, PartFile] = field(default_factory=dict)
-    failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 def run(
@@ -68,6 +42,7 @@ def run(
     Without a recipe the model runs as it is, merged or not.
     """
     check_pyarrow()
+    check_engine(options, place().world)
     with temporarily_patched(model), torch.inference_mode():
         if recipe is not None:
             apply(model, recipe, options.runtime)
@@ -82,8 +57,12 @@ def run(
         with ExitStack() as held, _named_memory_errors():
             remaining = from_first(lambda: _prepare(folder, source, held))
             mine = list(my_share([source.parts[index] for index in remaining]))
-            done = _run_parts(forward, folder, mine, batch, options)
-            clocks, failed = in_order([done.clock.spent()]), in_order(done.failed)
+            if options.engine == "ray":
+                spent, failed = run_parts_on_ray(forward, task, folder, mine, batch, options)
+            else:
+                done = run_parts(forward, folder, mine, batch, options)
+                spent, failed = done.clock.spent(), done.failed
+            clocks, failed = in_order([spent]), in_order(failed)
             return from_first(lambda: make_report(folder, source, clocks, failed, len(source.parts) - len(remaining)))
 
 
@@ -126,62 +105,3 @@ def describe_job(
             "images": source.images,
         },
     }
-
-
-def _run_parts(
-    forward: Forward, folder: OutputFolder, parts: Sequence[Part], batch: int, options: RunOptions
-) -> Progress:
-    """Make the files of these parts."""
-    units = [unit for part in parts for unit in part.units(batch)]
-    by_index = {part.index: part for part in parts}
-    bar = tqdm(desc="images", unit="", disable=not options.progress)
-    now = Progress(Clock(forward.device), bar)
-    if not units:
-        return now
-    schema = to_table(*forward.example()).schema
-    loader = make_loader(units, forward.transform, batch, options.workers, forward.device)
-    try:
-        for chunk, results in run_batches(forward, loader, now.clock):
-            part = by_index[chunk.part]
-            with now.clock.writing():
-                if chunk.part not in now.open_files and chunk.failed is None:
-                    now.open_files[chunk.part] = PartFile(folder, part, schema)
-                _take(now, part, chunk, results)
-    finally:
-        for file in now.open_files.values():
-            file.discard()
-        bar.close()
-    return now
-
-
-def _take(now: Progress, part: Part, chunk: Chunk, results: dict[str, Tensor]) -> None:
-    """Add a batch to the file of its part; the last one finishes the file."""
-    if chunk.failed is not None:
-        now.failed.append((part.label, chunk.failed))
-        file = now.open_files.pop(part.index, None)
-        if file is not None:
-            file.discard()
-        return
-    file = now.open_files[part.index]
-    file.add(chunk, results)
-    now.bar.update(len(chunk.ids))
-    now.clock.images += len(chunk.ids)
-    if chunk.last:
-        file.commit()
-        del now.open_files[part.index]
-
-
-def run_batches(forward: Forward, loader: Any, clock: Clock) -> Iterator[tuple[Chunk, dict[str, Tensor]]]:
-    """The results of each batch, one batch late: the device works on the next one meanwhile."""
-    before: InFlight | None = None
-    chunks = iter(loader)
-    while True:
-        begin = time.perf_counter()
-        chunk = next(chunks, None)
-        clock.waited += time.perf_counter() - begin
-        now = None if chunk is None else forward.start(chunk, clock)
-        if before is not None:
-            yield before.chunk, before.finish(clock)
-        if now is None:
-            return
-        before = now
