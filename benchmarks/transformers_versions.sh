@@ -16,5 +16,5 @@ for version in "${versions[@]}"; do
         > "$("$home/bin/python" -c 'import site; print(site.getsitepackages()[0])')/base.pth"
     PYTHONPATH=src "$home/bin/python" -c 'import transformers; print("transformers", transformers.__version__)'
     PYTHONPATH=src "$home/bin/python" -m pytest -p no:cacheprovider -q \
-        tests/models/test_zoo.py tests/models/test_transformers.py -k transformers
+        tests/hosts/test_zoo.py tests/hosts/test_transformers.py -k transformers
 done

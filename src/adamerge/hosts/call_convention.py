@@ -41,9 +41,10 @@ class CallConvention:
         checkpoints = any(getattr(part, "gradient_checkpointing", False) and part.training for part in (owner, *blocks))
         if checkpoints or getattr(owner, "grad_checkpointing", False):
             method = "gradient_checkpointing_disable()" if checkpoints else "set_grad_checkpointing(False)"
+            renamed = " (transformers 5.23 calls it activation_checkpointing_disable)" if checkpoints else ""
             raise BadOption(
                 "gradient checkpointing would run a merged block twice on different tokens; "
-                f"call model.{method} before running the merged model"
+                f"call model.{method}{renamed} before running the merged model"
             )
 
     def records_tokens(self, blocks: Sequence[nn.Module]) -> bool:
