@@ -57,9 +57,40 @@ def test_six_curves_are_drawn_and_the_legend_shows_others(page: "Page", report):
     assert figure.locator(".series:not(.off)").count() == 6
 
 
+def test_the_axes_follow_the_curves_that_are_shown(page: "Page", report):
+    page.goto(report)
+    figure = page.locator("figure.chart").first
+    ticks, marks = figure.locator(".y-axis text"), figure.locator(".series:not(.off) path.mark")
+    where = """marks => marks.map(mark => { const box = mark.getBoundingClientRect();
+        return [Number(mark.dataset.y), box.y + box.height / 2]; })"""
+    span = "texts => texts.map(text => Number(text.textContent))"
+    first_ticks, first_marks = ticks.evaluate_all(span), marks.evaluate_all(where)
+    names = figure.locator(".legend button[aria-pressed=true]").all_inner_texts()
+    figure.get_by_role("button", name="adamerge", exact=True).click()
+    inside = ticks.evaluate_all(span)
+    assert min(first_ticks) <= -15 < min(inside), "published AdaMerge is far below the others"
+    # Every mark is where its value is between the ticks.
+    places = figure.locator(".y-axis line").evaluate_all("lines => lines.map(l => l.getBoundingClientRect().y)")
+    slope = (places[-1] - places[0]) / (inside[-1] - inside[0])
+    for value, at in marks.evaluate_all(where):
+        assert at == pytest.approx(places[0] + slope * (value - inside[0]), abs=3)
+    figure.get_by_role("button", name="adamerge", exact=True).click()
+    assert ticks.evaluate_all(span) == first_ticks
+    for before, after in zip(first_marks, marks.evaluate_all(where), strict=True):
+        assert after == pytest.approx(before, abs=0.5)
+    for name in names:
+        figure.get_by_role("button", name=name, exact=True).click()
+    assert figure.locator(".series:not(.off)").count() == 0, "an empty chart does no harm"
+    figure.get_by_role("button", name="random").click()
+    box, frame = marks.last.bounding_box(), figure.locator("svg").first.bounding_box()
+    assert box is not None and frame is not None and frame["y"] < box["y"] < frame["y"] + frame["height"]
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_page_is_never_wider_than_its_window(browser: "Browser", report, width):
     with window(browser, width, 800) as page:
         page.goto(report)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.get_by_text("✗ does not hold").first.is_visible()
+        words = "texts => texts.map(text => text.getBoundingClientRect().height)"
+        assert min(page.locator("figure.chart .x-axis text").evaluate_all(words)) > 9, "text of a chart can be read"

@@ -1,8 +1,10 @@
 """Pictures say what the plan says, files are whole, and wrong input is refused in words."""
 
+import gc
 import itertools
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -236,6 +238,21 @@ def test_a_figure_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
         raise ZeroDivisionError
     assert path.read_bytes() == b"old"
     assert [file.name for file in tmp_path.iterdir()] == ["f.png"]
+
+
+def test_a_drawn_figure_lets_go_of_its_pixels_without_the_garbage_collector(tmp_path):
+    gc.collect()
+    gc.disable()
+    try:
+        with drawing(tmp_path / "a.png", 200, 200) as figure:
+            figure.figimage(np.zeros((50, 50, 3), np.uint8))
+            figure.add_axes((0.1, 0.1, 0.5, 0.5)).bar([0, 1], [1, 2])
+            figure.text(0.1, 0.9, "words")
+            held = [weakref.ref(part) for part in (figure, figure.images[0], figure.canvas)]
+        del figure
+        assert [part() for part in held] == [None] * 3
+    finally:
+        gc.enable()
 
 
 def test_nothing_imports_pyplot_and_adamerge_alone_imports_no_matplotlib(tmp_path):

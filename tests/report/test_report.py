@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,11 @@ from scripts import ROOT
 import adamerge.experiments.compare as comparison
 import adamerge.experiments.reproduce as reproduce
 from adamerge.core.errors import BadOption, BadOutput
+from adamerge.experiments.benchmark import bench
+from adamerge.experiments.benchmark.requests import note_request, requests_file
+from adamerge.experiments.benchmark.turns import Turns
 from adamerge.experiments.compare import compare
+from adamerge.methods import tome
 from adamerge.report import page, write_report
 from adamerge.search.variants import Variant
 
@@ -197,6 +202,36 @@ def test_files_of_eval_bench_and_tune_are_read(tmp_path):
     assert ("0", "1.0") in found.marks and ("12", "2") in found.marks
     assert found.missing[0] == "bad.png: could not be read" and found.missing[1].startswith("the recipe: ")
     assert len(found.tables["journal.jsonl"]) == len((FILES / "journal.jsonl").read_text().splitlines()) - 1
+
+
+def test_a_benchmark_that_was_stopped_says_which_sizes_are_missing(model, tmp_path, monkeypatch):
+    out, take = tmp_path / "bench.csv", Turns.take
+
+    def stopped(self, group):
+        if self.label == "batch 3":
+            raise KeyboardInterrupt
+        return take(self, group)
+
+    monkeypatch.setattr(Turns, "take", stopped)
+    options: dict[str, Any] = dict(
+        rounds=1, inner=1, merged=["packed"], unmerged=["eager"], out=out, name="tiny", progress=False
+    )
+
+    def missing() -> list[str]:
+        return Parts(write_report([out], tmp_path / "report.html").read_text()).missing
+
+    for sizes, left in (((3, 1), "3, 1"), ((1, 3, 2), "3, 2")):
+        with pytest.raises(KeyboardInterrupt):
+            bench(model, pictures(3), {"tome": tome(2)}, batch_sizes=sizes, **options)
+        told = missing()
+        assert told[-1].startswith(f"tiny, float32, batch {left}: asked for on 20"), told
+    note_request(out, {"model": "tiny", "dtype": "bfloat16"}, [1])
+    assert [line.partition(":")[0] for line in missing()][-1] == "tiny, bfloat16, batch 1"
+    monkeypatch.undo()
+    bench(model, pictures(3), {"tome": tome(2)}, batch_sizes=(1, 2, 3), **options)
+    assert [line.partition(":")[0] for line in missing()] == ["tiny, bfloat16, batch 1"]
+    requests_file(out).write_text("{", encoding="utf-8")
+    assert missing() == []
 
 
 def test_what_is_no_run_is_refused_with_what_a_run_is(tmp_path):

@@ -133,9 +133,9 @@ def bench(
     how |= {"name": model, "weights": _name_of_weights(model, weights, pretrained)}
     shape: dict[str, Any] = {"random": True, "image_size": image_size, "num_classes": num_classes}
     engines, rows = _read_engines(engine, how), list["BenchmarkRow"]()
-    for number in dtype.split(","):
+    for number in _read_dtypes(dtype, model, sizes, out):
         torch.manual_seed(0)
-        net = load_model(model, weights, pretrained, device, number.strip(), **shape)
+        net = load_model(model, weights, pretrained, device, number, **shape)
         shown, known, source = _images(net, data, calibration, wanted, calibration_images, workers)
         goal: dict[str, Any] = {"native": natives, "recipes": recipes, "cost": cost}
         entries = make_entries(net, known, labels, targets, **goal)
@@ -145,6 +145,18 @@ def bench(
             console.print(table([*rows, *error.result], console.width))
             raise
     _show(rows, out, plot)
+
+
+def _read_dtypes(text: str, model: str, sizes: Sequence[int], out: Path) -> list[str]:
+    """The dtypes in `--dtype`; all but the first, which `run` notes, are noted as asked for."""
+    from adamerge.cli.loading import read_dtype
+    from adamerge.experiments.benchmark.requests import note_request
+
+    names = [name.strip() for name in text.split(",")]
+    kinds = [str(read_dtype(name)).removeprefix("torch.") for name in names]
+    for kind in kinds[1:]:
+        note_request(out, {"model": model, "dtype": kind}, sizes)
+    return names
 
 
 def _read_engines(text: str | None, how: dict[str, Any]) -> "Callable[[Sequence[Entry]], Others | None]":

@@ -41,8 +41,7 @@ def load_model(
             f"Got {num_classes}{' and --pretrained' if pretrained else ''}"
         )
     shape = Shape(image_size, num_classes)
-    if dtype not in DTYPES:
-        raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {dtype!r}")
+    kind = read_dtype(dtype)
     if name == EMBEDDED:
         model = _embedded(weights, pretrained, shape)
     elif (make := named(name)) is not None:
@@ -52,9 +51,16 @@ def load_model(
     if device == "cuda" and place().world > 1:
         device = f"cuda:{place().local}"
     try:
-        return model.to(device, DTYPES[dtype]).eval()
+        return model.to(device, kind).eval()
     except (RuntimeError, AssertionError) as error:
         raise BadOption(f"the model cannot be put on device {device!r}: {str(error).splitlines()[0]}") from error
+
+
+def read_dtype(name: str) -> torch.dtype:
+    """The type of numbers in `--dtype`."""
+    if name not in DTYPES:
+        raise BadOption(f"--dtype must be one of {', '.join(DTYPES)}; got {name!r}")
+    return DTYPES[name]
 
 
 def _embedded(weights: Path | None, pretrained: bool, shape: Shape) -> nn.Module:

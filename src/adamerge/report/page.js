@@ -50,6 +50,67 @@ for (const chart of document.querySelectorAll("figure.chart > svg")) {
     tell(next);
   });
 }
+// The axes follow the series that are shown.  The places of the first drawing are kept, and new ones computed from them.
+const first = (element, name) => Number(element.dataset[name] ??= element.getAttribute(name));
+function ticks(low, high) {
+  const rough = (high - low) / 6, power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
+  const found = [], last = Math.floor(high / step + 1e-9);
+  for (let number = Math.ceil(low / step - 1e-9); number <= last; number++) found.push(Number((number * step).toPrecision(6)));
+  return found;
+}
+// Draws an axis around values at these pixels of the first drawing; gives the function from old pixels to new ones.
+function redraw(axis, pixels, fromZero) {
+  if (!axis || !pixels.length) return (pixel) => pixel;
+  const [low, high, start, end] = ["low", "high", "start", "end"].map((name) => Number(axis.dataset[name]));
+  const values = pixels.map((pixel) => low + ((pixel - start) / (end - start)) * (high - low));
+  const least = Math.min(...values), most = Math.max(...values);
+  const room = 0.06 * (most - least) || Math.max(Math.abs(most) * 0.1, 1e-9);
+  const from = fromZero ? 0 : least - room, to = most + room;
+  const at = (value) => start + ((value - from) / (to - from)) * (end - start);
+  const upright = axis.classList.contains("y-axis");
+  const text = axis.querySelector("text"), line = axis.querySelector("line");
+  const below = upright ? (axis.dataset.below ??= text.getAttribute("y") - line.getAttribute("y1")) : 0;
+  axis.replaceChildren(...ticks(from, to).flatMap((value) => {
+    const words = text.cloneNode(), rule = line?.cloneNode();
+    words.textContent = value;
+    words.setAttribute(upright ? "y" : "x", at(value) + Number(below));
+    for (const name of ["y1", "y2"]) rule?.setAttribute(name, at(value));
+    return rule ? [rule, words] : [words];
+  }));
+  return (pixel) => at(low + ((pixel - start) / (end - start)) * (high - low));
+}
+function rescale(chart) {
+  const all = [...chart.querySelectorAll(".series")], across = [], up = [];
+  const level = chart.querySelector(".level"), bars = chart.querySelector(".bar") !== null;
+  if (!all.some((one) => !one.classList.contains("off"))) return;
+  const places = new Map();
+  for (const one of all) {
+    const curve = one.querySelector("polyline"), lines = [...one.querySelectorAll("line")], rects = [...one.querySelectorAll("rect")];
+    const points = curve ? (curve.dataset.points ??= curve.getAttribute("points")).split(" ").map((at) => at.split(",").map(Number)) : [];
+    places.set(one, { curve, points, lines, rects, marks: [...one.querySelectorAll("path.mark")] });
+    if (one.classList.contains("off")) continue;
+    for (const [x, y] of points) { across.push(x); up.push(y); }
+    for (const line of lines) up.push(first(line, "y1"), first(line, "y2"));
+    for (const rect of rects) up.push(first(rect, "y"), first(rect, "y") + first(rect, "height"));
+  }
+  if (level) up.push(first(level, "y1"));
+  const x = redraw(chart.querySelector(".x-axis"), across, false), y = redraw(chart.querySelector(".y-axis"), up, bars);
+  for (const { curve, points, lines, rects, marks } of places.values()) {
+    curve?.setAttribute("points", points.map(([a, b]) => `${x(a)},${y(b)}`).join(" "));
+    points.forEach(([a, b], number) => marks[number].setAttribute("transform", `translate(${x(a) - a} ${y(b) - b})`));
+    for (const line of lines) {
+      for (const name of ["x1", "x2"]) line.setAttribute(name, x(first(line, name)));
+      for (const name of ["y1", "y2"]) line.setAttribute(name, y(first(line, name)));
+    }
+    for (const rect of rects) {
+      const top = first(rect, "y"), floor = top + first(rect, "height");
+      rect.setAttribute("y", y(top));
+      rect.setAttribute("height", y(floor) - y(top));
+    }
+  }
+  if (level) for (const name of ["y1", "y2"]) level.setAttribute(name, y(first(level, name)));
+}
 // The legend shows and hides series.
 for (const button of document.querySelectorAll("[data-switch]"))
   button.addEventListener("click", () => {
@@ -57,4 +118,5 @@ for (const button of document.querySelectorAll("[data-switch]"))
     button.setAttribute("aria-pressed", String(on));
     const chart = button.closest("figure");
     chart.querySelector(`[data-series="${button.dataset.switch}"]`).classList.toggle("off", !on);
+    rescale(chart);
   });

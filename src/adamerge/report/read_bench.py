@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from adamerge.experiments.benchmark.requests import not_timed, read_requests
 from adamerge.experiments.csv_tables import read_table
 from adamerge.report.charts import Point, Series, curves
 from adamerge.report.html_table import Shown, table, versions_of
@@ -33,10 +34,12 @@ Row = Mapping[str, str]
 
 
 def read_bench(path: Path) -> RunReport:
-    """The report of a file; contenders that failed are named."""
+    """The report of a file; contenders that failed are named, and batch sizes that a stopped run did not reach."""
     rows = read_table(path.read_text(encoding="utf-8"))
+    left = not_timed(read_requests(path), rows)
     if not rows:
-        return RunReport("bench", path.stem, str(path), missing=["all rows: the run was stopped before the first one"])
+        nothing = ["all rows: the run was stopped before the first one"]
+        return RunReport("bench", path.stem, str(path), missing=left or nothing)
     failed = [
         f"{row['model']}, {row['method']}, {row['way']}, batch {row['batch']}: {row['error']}"
         for row in rows
@@ -46,17 +49,12 @@ def read_bench(path: Path) -> RunReport:
     for row in rows:
         groups.setdefault(tuple(row[key] for key in ("model", "image_size", "dtype", "device")), []).append(row)
     plots = "".join(_plot(key, found) for key, found in groups.items())
-    sizes = sorted({int(row["batch"]) for row in rows})
-    summary = (
-        "Speed-ups are over the fastest unmerged contender of the same batch size and run. Rows are written batch size "
-        f"by batch size; this file has {', '.join(map(str, sizes))}. If you asked for others, the run was stopped "
-        "before them: run the same command again.",
-    )
+    summary = ("Speed-ups are over the fastest unmerged contender of the same batch size and run.",)
     blocks = [f'<div class="charts">{plots}</div>' if plots else "", table("All rows", COLUMNS, rows, source=path.name)]
     last = rows[-1]
     kept = ("weights", "images", "device", "date")
     provenance = {key: last[key] for key in kept if last.get(key)} | versions_of(last["versions"])
-    return RunReport("bench", path.stem, str(path), summary, failed, [b for b in blocks if b], provenance)
+    return RunReport("bench", path.stem, str(path), summary, [*left, *failed], [b for b in blocks if b], provenance)
 
 
 def _plot(key: tuple[str, ...], rows: Sequence[Row]) -> str:

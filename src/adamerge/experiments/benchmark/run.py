@@ -26,6 +26,7 @@ from adamerge.experiments.benchmark.contenders import (
     unmerged_contenders,
 )
 from adamerge.experiments.benchmark.entries import Entry
+from adamerge.experiments.benchmark.requests import note_request
 from adamerge.experiments.benchmark.rows import BenchmarkRow, append_rows, check_file
 from adamerge.experiments.benchmark.turns import ContenderResult, Turns, free_memory
 from adamerge.experiments.versions import versions
@@ -85,6 +86,7 @@ def bench(
     prices = meter(plain)
     common = {"model": name or type(model).__name__, "weights": weights, "images": source, **_about(plain)}
     rows: list[BenchmarkRow] = []
+    _begin(out, common, batch_sizes)
     for size in batch_sizes:
         group = [*_contenders(plain, entries, ways, prices), *(others(plain) if others is not None else ())]
         turns = Turns(_batches(images, size, rounds), rounds, inner, seed, f"batch {size}", progress)
@@ -93,15 +95,23 @@ def bench(
             results = turns.take(group)
         new = _compare([_row(result, prices.unmerged(), facts) for result in results])
         rows += new
-        if out is not None:
-            _add(out, new, rows)
+        _add(out, new, rows)
         del group, results
         _clear(images.device)
     return rows
 
 
-def _add(out: str | os.PathLike[str], new: Sequence[BenchmarkRow], rows: Sequence[BenchmarkRow]) -> None:
-    """Append `new` to the file; if that fails, the error has all rows in `result`."""
+def _begin(out: str | os.PathLike[str] | None, common: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Write what was asked for, and a file with the names of the columns: a report can read the run from now on."""
+    if out is not None:
+        note_request(out, {key: common[key] for key in ("model", "image_size", "dtype", "device")}, sizes)
+        _add(out, [], [])
+
+
+def _add(out: str | os.PathLike[str] | None, new: Sequence[BenchmarkRow], rows: Sequence[BenchmarkRow]) -> None:
+    """Append `new` to the file, if there is one; if that fails, the error has all rows in `result`."""
+    if out is None:
+        return
     try:
         append_rows(out, new)
     except BadOutput as error:
