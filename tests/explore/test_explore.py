@@ -92,7 +92,8 @@ def test_tokens_of_every_layer_cover_every_patch_once_and_cost_less(page):
 def test_tokens_have_the_mean_colour_of_their_patches(page):
     image = Image.fromarray(np.full((224, 224, 3), (200, 100, 50), np.uint8))
     found = render(page.models["embedded"].look(image, ["tome"], CUT, 0.4))
-    assert found.count("<svg") == 1 + 12 and "no salience is used here" in found
+    assert found.count("<svg") == 1 + 12 and "This method uses no salience" in found
+    assert "no salience is used here" not in found, "said once, not at every block"
     assert "same class as unmerged" in found or "another class than unmerged" in found
 
 

@@ -12,6 +12,15 @@ from adamerge.explore.explorer import ExploredImage, LayerView, MethodView, Mode
 # From dark blue over grey to yellow, like cividis: the order is the same in any colour vision and in grey.
 SCALE = np.array([[0, 32, 77], [57, 72, 108], [124, 123, 120], [187, 173, 108], [255, 234, 70]], float)
 
+WITH_SALIENCE = (
+    '<h3>Tokens and salience at each block</h3><p class="faint">Left: tokens that live after the block, each with the '
+    "mean colour of its patches. Right: salience of what entered it, dark blue low, yellow high.</p>"
+)
+WITHOUT = (
+    '<h3>Tokens at each block</h3><p class="faint">Tokens that live after the block, each with the mean colour of its '
+    "patches. This method uses no salience.</p>"
+)
+
 
 def render(view: ExploredImage) -> str:
     """The whole result."""
@@ -29,29 +38,31 @@ def _method(one: MethodView, view: ExploredImage) -> str:
     same = one.answer.classes[0][0] == view.unmerged.classes[0][0]
     verdict = "✓ same class as unmerged" if same else "✗ another class than unmerged"
     last = one.layers[-1]
-    tiles = "".join(_layer(number, layer, view) for number, layer in enumerate(one.layers))
+    salient = any(_salient(layer) for layer in one.layers)
+    tiles = "".join(_layer(number, layer, view, salient) for number, layer in enumerate(one.layers))
     big = _tokens(last, view, f"{last.tokens} tokens after the last block")
     return (
         f'<section class="card method" aria-label="{escape(one.label)}"><h2>{escape(one.label)}{knob}</h2>{big}'
         f'<p class="tokens"><strong>{last.tokens}</strong> of {one.patches} tokens left</p>{_answer(one.answer)}'
         f'<p class="{"same" if same else "differs"}">{verdict}</p>{_costs(one.answer, view.unmerged)}'
-        f"<h3>Tokens and salience at each block</h3>"
-        f'<p class="faint">Left: tokens that live after the block, each with the mean colour of its patches. Right: '
-        f"salience of what entered it, dark blue low, yellow high.</p>"
-        f'<div class="tiles">{tiles}</div></section>'
+        f"{WITH_SALIENCE if salient else WITHOUT}"
+        f'<div class="tiles{"" if salient else " small"}">{tiles}</div></section>'
     )
 
 
-def _layer(number: int, layer: LayerView, view: ExploredImage) -> str:
-    tokens = _tokens(layer, view, f"block {number}: {layer.tokens} tokens")
-    if layer.salience.min() == layer.salience.max():
-        salience = '<span class="faint">no salience is used here</span>'
-    else:
-        salience = _image(_coloured(layer.salience), f"salience before block {number}")
-    return (
-        f'<figure><div class="pair">{tokens}{salience}</div><figcaption>block {number}: {layer.tokens}</figcaption>'
-        "</figure>"
-    )
+def _salient(layer: LayerView) -> bool:
+    return bool(layer.salience.min() < layer.salience.max())
+
+
+def _layer(number: int, layer: LayerView, view: ExploredImage, salient: bool) -> str:
+    """The tokens after a block, beside its salience where the method has any."""
+    drawn = _tokens(layer, view, f"block {number}: {layer.tokens} tokens")
+    if salient:
+        beside = '<span class="faint">no salience is used here</span>'
+        if _salient(layer):
+            beside = _image(_coloured(layer.salience), f"salience before block {number}")
+        drawn = f'<div class="pair">{drawn}{beside}</div>'
+    return f"<figure>{drawn}<figcaption>block {number}: {layer.tokens}</figcaption></figure>"
 
 
 def _answer(answer: ModelAnswer) -> str:
