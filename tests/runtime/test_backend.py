@@ -1,6 +1,5 @@
 """Which runtime a batch takes, and what users hear of it."""
 
-import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -22,16 +21,6 @@ def test_an_unknown_runtime_is_refused_and_nothing_changes(unchecked):
     with pytest.raises(BadOption, match="runtime must be one of auto, reference, packed; got 'fast'"):
         adamerge.apply(model, tome(2), "fast")  # pyright: ignore[reportArgumentType]
     assert model.blocks is blocks
-
-
-def test_gradients_take_the_reference_and_say_so_once():
-    model, images = adamerge.apply(build("vit"), tome(2), "packed"), pictures(2)
-    with pytest.warns(UserWarning, match=r"runtime='packed' was asked for, but gradients are enabled"):
-        model(images)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model(images).sum().backward()
-    assert next(model.parameters()).grad is not None
 
 
 @pytest.mark.parametrize("why", ["training", "autocast", "merges nothing"])
@@ -58,14 +47,6 @@ def test_automatically_a_cpu_packs_in_silence(recipe):
     assert before.merged.sum() > 0 and torch.equal(before.slots(), adamerge.trace(model).slots())
     torch.testing.assert_close(packed, expected, rtol=1e-4, atol=1e-4)
     assert stack_of(model).selector.runtime == "auto"
-
-
-def test_automatically_gradients_take_the_reference_to_the_bit_and_in_silence():
-    model, images = build("vit"), pictures(3)
-    recipe = RECIPES["adaptive"](model, images)
-    expected = adamerge.apply(model, recipe, "reference")(images)
-    found = adamerge.apply(model, recipe)(images)
-    assert torch.equal(found, expected) and found.requires_grad
 
 
 def test_automatically_a_recipe_that_merges_nothing_gives_the_bits_of_the_host():

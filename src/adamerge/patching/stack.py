@@ -20,6 +20,7 @@ from adamerge.patching.patched_weights import PatchedWeights
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
 from adamerge.patching.pruning import pruning_patches
+from adamerge.patching.recomputed_gradients import may_recompute, run_without_recording
 from adamerge.patching.whole_pass import in_whole_pass, whole_pass_patches
 from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
@@ -155,6 +156,12 @@ class Stack(BlockStack):
             return replayed.tokens
         if not tables and self.hooked():
             return self._run_modules(x)
+        if may_recompute(self, x, tables):
+            return run_without_recording(self, x, tables)
+        return self.run(x, tables)
+
+    def run(self, x: Tensor, tables: LayerTables) -> Tensor:
+        """All blocks on tokens `x`, on the backend that fits the batch; keep the trace."""
         tokens, trace = self._run_blocks(x, tables)
         self.keep_trace(trace)
         return tokens
