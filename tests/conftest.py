@@ -4,6 +4,10 @@ import os
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+# Read when numpy and torch are imported, here and in processes that tests start.  Small products in Triton's
+# interpreter take twice as long with two threads of BLAS, and five times as long on a busy machine.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 import jaxtyping
 import pytest
 import torch
