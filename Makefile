@@ -2,12 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint slow gpu clean
+.PHONY: demo test tests lint slow gpu clean
 
 demo: .venv/installed
 	$(BIN)/adamerge demo
 
-test: lint
+# pyright uses one processor; the tests use the others meanwhile.  If either fails, so does this.
+test: .venv/installed
+	$(MAKE) --jobs=2 lint tests
+
+tests: .venv/installed
 	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 lint: .venv/installed

@@ -1,5 +1,6 @@
 """What every test may use: small examples that repeat exactly, and a way to see errors as users see them."""
 
+import gc
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -28,6 +29,17 @@ torch.set_num_threads(1)
 
 settings.register_profile("adamerge", deadline=None, max_examples=15, derandomize=True, database=None)
 settings.load_profile("adamerge")
+
+
+def pytest_collection_finish() -> None:
+    """Imported modules live until the end: the collector of garbage need not look at their objects again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries with C++ objects complain at exit of what the collector could not free."""
+    gc.unfreeze()
 
 
 @pytest.fixture
