@@ -147,6 +147,20 @@ def test_a_torchscript_trace_of_adaptive_counts_is_refused(name):
         torch.jit.trace(adamerge.apply(member.build(), ADAPTIVE), member.images(2))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_torchscript_trace_of_packed_blocks_takes_the_reference(unchecked):
+    model = adamerge.apply(build("vit"), tome(2), "packed")
+    with torch.no_grad():
+        traced: Any = torch.jit.trace(model, pictures(2))
+        torch.testing.assert_close(traced(pictures(3)), model(pictures(3)))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_torchscript_refuses_to_compile_a_merged_model_and_says_what_to_do():
+    with pytest.raises(BadOption, match=r"torch.jit.script cannot compile .* by adamerge.export or torch.export"):
+        torch.jit.script(merged())
+
+
 def test_features_only_models_merge():
     model, images = FeatureGetterNet(build("vit"), out_indices=(0, 1)), pictures(2)
     plain = model(images)

@@ -166,6 +166,13 @@ class Stack(BlockStack):
         self.keep_trace(trace)
         return tokens
 
+    def __prepare_scriptable__(self) -> NoReturn:
+        """What torch.jit.script calls first: it cannot compile merged blocks."""
+        raise BadOption(
+            "torch.jit.script cannot compile a merged model. Write it to a file by adamerge.export or torch.export, "
+            "make it faster by torch.compile, or call adamerge.remove(model) first."
+        )
+
     def _refuse_recorded_counts(self) -> None:
         """Refuse torch.jit.trace of adaptive counts."""
         if self.recipe.ragged and torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]

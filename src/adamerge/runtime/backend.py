@@ -142,7 +142,9 @@ class BackendSelector:
 
     def _obstacle_on_cpu(self, x: Tensor, autocast: torch.dtype | None) -> Obstacle | None:
         """Why the reference is better for a batch on a CPU that could be packed; None if it is not."""
-        if self.runtime == "auto" and (torch.compiler.is_compiling() or torch.jit.is_tracing()):  # pyright: ignore
+        if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+            return Obstacle("torch.jit.trace follows plain torch only")
+        if self.runtime == "auto" and torch.compiler.is_compiling():
             return Obstacle("a compiler follows plain torch best")
         if self.runtime == "auto" and type(x) is not Tensor:
             return Obstacle(f"the tokens are a {type(x).__name__}, not a plain tensor")
