@@ -5,7 +5,6 @@ import importlib.util
 import json
 
 import torch
-from hosts.families import build
 from hosts.zoo import ZOO, Member
 
 import adamerge
@@ -44,9 +43,9 @@ def compiled(member: Member, recipe: Recipe) -> float:
 
 
 def hooked(member: Member) -> float:
-    """The same for a model whose second block, the last, has a hook, which must run."""
+    """The same for a model whose second block has a hook, which must run."""
     torch.compiler.reset()
-    model, images = adamerge.apply(build("vit", depth=2), tome(3)), member.images()
+    model, images = adamerge.apply(member.build(), tome(3)), member.images()
     seen: list[object] = []
     with torch.no_grad():
         plain = model(images)
