@@ -92,7 +92,7 @@ def test_an_image_takes_the_steps_of_its_walk():
 
 def test_a_tuning_takes_the_steps_of_its_walk(tmp_path, monkeypatch):
     out = tmp_path / "recipe.json"
-    words = ["tune", "--cut", "0.3", "--images", "8", "--tries", "6", "--out", str(out)]
+    words = ["tune", "--cut", "0.3", "--images", "8", "--tries", "12", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["adamerge", *words])
 
     def walk() -> None:

@@ -39,7 +39,7 @@ def test_modes_are_those_of_the_caller():
 
 
 def test_kernels_and_blocks_that_they_do_not_run():
-    model = with_kernels(adamerge.apply(build("vit"), tome(3), "packed"))
+    model = with_kernels(adamerge.apply(build("vit", depth=2), tome(3), "packed"))
     stack_of(model).block(1).get_submodule("mlp").act = nn.ReLU()
     with torch.inference_mode():
         found = adamerge.explain(model, pictures(2))
@@ -58,9 +58,9 @@ def test_a_hook_is_named_as_the_reason(path):
 
 
 def test_an_unknown_part_is_named():
-    model = with_kernels(adamerge.apply(build("vit"), pitome(r=2), "packed"))
+    model = with_kernels(adamerge.apply(build("vit", depth=1), pitome(r=2), "packed"))
     with torch.inference_mode():
-        found = adamerge.explain(model, pictures(2))
+        found = adamerge.explain(model, pictures(1))
     assert found.unknown_part == "split ByEnergy" and "the reference, because kernels do not know" in str(found)
 
 

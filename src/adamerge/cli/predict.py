@@ -1,5 +1,6 @@
 """The commands `adamerge predict` and `adamerge embed`: a model over many images, results as parquet files."""
 
+from inspect import Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +27,6 @@ from adamerge.core.files import check_can_write
 if TYPE_CHECKING:
     from torch import nn
 
-    from adamerge.prediction.report import PredictionReport
     from adamerge.prediction.sources import Source
     from adamerge.prediction.tasks import Task
 
@@ -74,72 +74,45 @@ def predict(
     engine_workers: EngineWorkers = None,
 ) -> None:
     """Write the most likely classes of many images to parquet files; a stopped run continues."""
+    options = dict(locals())
     from adamerge.prediction.tasks import TopClasses
 
-    task = TopClasses(top)
-    loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
-    loading |= {"name": model, "num_classes": num_classes}
-    reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
-    reading |= {"image_column": image_column, "id_column": id_column}
-    running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
-    running |= {"engine": engine, "engine_workers": engine_workers}
-    _run(task, out, (method, context.args), (loading, reading, running), skip_bad)
+    _run(TopClasses(options.pop("top")), **options)
 
 
-def embed(
-    context: typer.Context,
-    out: Out,
-    model: Model = EMBEDDED,
-    weights: Weights = None,
-    num_classes: NumClasses = None,
-    pretrained: Pretrained = False,
-    data: Data = EMBEDDED,
-    method: Method = "none",
-    device: Device = "cpu",
-    dtype: Dtype = "fp32",
-    batch_tokens: BatchTokens = None,
-    shard_size: ShardSize = 4096,
-    image_column: ImageColumn = None,
-    id_column: IdColumn = None,
-    workers: Workers = 2,
-    limit: Limit = None,
-    skip_bad: SkipBad = False,
-    runtime: Runtime = "auto",
-    engine: Engine = "local",
-    engine_workers: EngineWorkers = None,
-) -> None:
+def embed(**options: Any) -> None:
     """Write a feature vector of many images to parquet files; a stopped run continues."""
     from adamerge.prediction.tasks import Features
 
-    loading: dict[str, Any] = {"weights": weights, "pretrained": pretrained, "device": device, "dtype": dtype}
-    loading |= {"name": model, "num_classes": num_classes}
-    reading: dict[str, Any] = {"data": data, "limit": limit, "shard_size": shard_size}
-    reading |= {"image_column": image_column, "id_column": id_column}
-    running: dict[str, Any] = {"runtime": runtime, "batch_tokens": batch_tokens, "workers": workers}
-    running |= {"engine": engine, "engine_workers": engine_workers}
-    _run(Features(), out, (method, context.args), (loading, reading, running), skip_bad)
+    _run(Features(), **options)
+
+
+# typer reads the options of a command from its signature: those of `predict`, but no number of classes.
+embed.__signature__ = Signature(  # pyright: ignore[reportFunctionMemberAccess]
+    [each for each in signature(predict).parameters.values() if each.name != "top"]
+)
+
+LOADING = ("weights", "num_classes", "pretrained", "device", "dtype")
+READING = ("data", "limit", "shard_size", "image_column", "id_column")
 
 
 def _run(
-    task: "Task",
-    out: Path,
-    chosen: tuple[str, list[str]],
-    options: tuple[dict[str, Any], dict[str, Any], dict[str, Any]],
-    skip_bad: bool,
+    task: "Task", context: typer.Context, out: Path, model: str, method: str, skip_bad: bool, **options: Any
 ) -> None:
-    """Read the options, run, and report."""
+    """Read the options, run, and report.  Those that neither load the model nor find images are the run's own."""
     from adamerge.cli.loading import load_model
     from adamerge.cli.options import read_recipe
     from adamerge.prediction.part_run import RunOptions
     from adamerge.prediction.run import run
 
-    loading, reading, running = options
+    loading, reading = ({name: options.pop(name) for name in names} for names in (LOADING, READING))
     check_can_write(out, folder=True)
-    recipe = read_recipe(*chosen)
-    net = load_model(**loading)
+    recipe = read_recipe(method, context.args)
+    net = load_model(model, **loading)
     source = _source(net, **reading)
-    found = run(net, source, out, recipe, task, RunOptions(**running))
-    _show(found, skip_bad)
+    found = run(net, source, out, recipe, task, RunOptions(**options))
+    console.print(str(found), soft_wrap=True, highlight=False)
+    report_unreadable(found.complaint(), skip_bad, ADVICE)
 
 
 def _source(
@@ -162,8 +135,3 @@ def _source(
         size = find_host(model).image[-1]
         return drawn_source(limit if limit is not None else 1024, seed=TEST_SEED, size=size, shard_size=shard_size)
     return find_source(data, shard_size=shard_size, limit=limit, columns=ColumnNames(image_column, id_column))
-
-
-def _show(found: "PredictionReport", skip_bad: bool) -> None:
-    console.print(str(found), soft_wrap=True, highlight=False)
-    report_unreadable(found.complaint(), skip_bad, ADVICE)
