@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 
 from adamerge.core.errors import BadOption, NotApplied
+from adamerge.core.recipe import Recipe
 from adamerge.hosts.call_convention import CallConvention
 from adamerge.runtime.backend import Backend, ReferenceBackend
 from adamerge.runtime.hooks import call_as
@@ -21,6 +22,16 @@ def refuse_symbols(x: Any) -> None:
             "torch.fx cannot trace a merged model, because what merges depends on the images. For features between "
             "blocks use forward hooks on the blocks, or timm's forward_intermediates; for a graph use torch.compile or "
             "torch.export; or trace the model before merging, after adamerge.remove(model)."
+        )
+
+
+def refuse_recorded_counts(recipe: Recipe) -> None:
+    """Refuse torch.jit.trace of adaptive counts."""
+    if recipe.ragged and torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        raise BadOption(
+            "torch.jit.trace would record how many tokens merge in this batch and repeat that for all; the counts "
+            "of this recipe adapt to the image. Trace a recipe with fixed counts such as tome(8), or use "
+            "torch.compile."
         )
 
 

@@ -11,7 +11,7 @@ from adamerge.core.errors import BadOption, PatchConflict
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import Counts
 from adamerge.hosts.base import BlockStack, Host
-from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_symbols
+from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_recorded_counts, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
 from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, run_opaque
@@ -147,7 +147,7 @@ class Stack(BlockStack):
     def forward(self, x: Tensor, tables: LayerTables = ()) -> Tensor:
         """All blocks on tokens `x`, each with its rotary tables where the host has any."""
         refuse_symbols(x)
-        self._refuse_recorded_counts()
+        refuse_recorded_counts(self.recipe)
         if followed_by_compiler() and self._opaque():
             return run_opaque(self._number, x, tables)
         replayed = self.graphs.run(x, tables) if self._may_replay(x) else None
@@ -172,15 +172,6 @@ class Stack(BlockStack):
             "torch.jit.script cannot compile a merged model. Write it to a file by adamerge.export or torch.export, "
             "make it faster by torch.compile, or call adamerge.remove(model) first."
         )
-
-    def _refuse_recorded_counts(self) -> None:
-        """Refuse torch.jit.trace of adaptive counts."""
-        if self.recipe.ragged and torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
-            raise BadOption(
-                "torch.jit.trace would record how many tokens merge in this batch and repeat that for all; the counts "
-                "of this recipe adapt to the image. Trace a recipe with fixed counts such as tome(8), or use "
-                "torch.compile."
-            )
 
     def _opaque(self) -> bool:
         """Whether a compiler takes all blocks as one operator: for inference, where it could not follow them."""
@@ -267,7 +258,7 @@ class Stack(BlockStack):
                 f"blocks of a merged model run in order from the first; [{which.start}:{which.stop}:{which.step}] "
                 "is not of the form [:k]. Use adamerge.remove(model) to get the plain blocks back."
             )
-        self._refuse_recorded_counts()
+        refuse_recorded_counts(self.recipe)
         self.convention.check_can_run(self.host.owner, list(self.children()))
         return self._calls(layers)
 
