@@ -20,6 +20,7 @@ from adamerge.explore.explorer import COUNT, CUT, ExploredModel
 from adamerge.explore.ladders import LABELS
 from adamerge.explore.render import render
 from adamerge.explore.uploads import MOST_BYTES, MOST_PIXELS, take_upload
+from adamerge.search.variants import PRESET
 
 if TYPE_CHECKING:
     from gradio import Blocks
@@ -28,7 +29,7 @@ HOST = "127.0.0.1"
 EXAMPLES = 6
 NOTHING = "nothing: one method only"
 # The state of the page and its values at first; the address of the page has those that were changed.
-FIRST: dict[str, Any] = {"model": "", "a": "adamerge", "b": "tome", "mode": CUT, "cut": 30, "r": 14, "example": 0}
+FIRST: dict[str, Any] = {"model": "", "a": PRESET, "b": "tome", "mode": CUT, "cut": 30, "r": 14, "example": 0}
 # Visitors that may wait for their turn; each needs a fraction of a second.
 QUEUE = 64
 # Seconds that an image stays in memory after it was last used.
