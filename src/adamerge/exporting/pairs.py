@@ -10,7 +10,7 @@ from adamerge.core.errors import CannotExport
 from adamerge.core.evidence import Evidence
 from adamerge.core.match import Alternating, Bipartite, Everywhere, Links, Sequential
 from adamerge.core.recipe import Recipe
-from adamerge.exporting.state import count
+from adamerge.exporting.state import count, rows
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,10 @@ def _between_sides(
     if r <= 0 or not len(target):
         return None
     features = normalize(links.metric(evidence), dim=-1)
-    best, which = (_part(features, source) @ _part(features, target).mT).max(-1)
-    chosen, rest = _split(links.score(best, _part(salience, source)), r)
-    which = which.gather(1, chosen)
+    similarity = _part(features, source) @ _part(features, target).mT
+    chosen, rest = _split(links.score(similarity.amax(-1), _part(salience, source)), r)
+    # A search for the greatest is slow in some engines: only in the rows of those that merge.
+    which = rows(similarity, chosen).argmax(-1)
     if recipe.order == "sources_first":
         prefix = evidence.prefix
         first = _constant(range(prefix), rest), _numbered(rest.sort(1).values, source) + prefix
@@ -96,7 +97,8 @@ def _split(value: Tensor, r: int) -> tuple[Tensor, Tensor]:
 
 
 def _part(x: Tensor, which: range) -> Tensor:
-    return x[:, which.start : which.stop : which.step]
+    """The tokens of a range, or values of them; OpenVINO gathers rows faster than it takes slices with a step."""
+    return x.index_select(1, torch.tensor(list(which), device=x.device))
 
 
 def _numbered(index: Tensor, which: range) -> Tensor:
