@@ -1,6 +1,7 @@
 """Files of AOTInductor: compiled code for one kind of device, which runs without Python too."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 from shutil import which
 
@@ -26,16 +27,19 @@ class AotInductor:
 
     def write(self, program: Program, path: Path, metadata: Metadata) -> None:
         options = {"aot_inductor.metadata": {KEY: json.dumps(metadata)}}
+        # torch's own writer ends the process when the disk is full.
+        content = BytesIO()
         try:
             with torch.no_grad(), quiet_torch():
                 torch._inductor.aoti_compile_and_package(
-                    program.exported, package_path=str(path), inductor_configs=options
+                    program.exported, package_path=content, inductor_configs=options
                 )
         except OSError:
             raise
         except Exception as error:  # the compiler, Triton and inductor have errors of their own
             first = next((line for line in str(error).splitlines() if line.strip()), "")
             raise CannotExport(f"AOTInductor cannot compile this model: {type(error).__name__}: {first}") from error
+        path.write_bytes(content.getbuffer())
 
     def read_metadata(self, path: Path) -> Metadata:
         with quiet_torch():

@@ -97,8 +97,9 @@ def _recipe(host: Host, recipe: Recipe | str | os.PathLike[str] | None) -> Recip
     if recipe.ragged:
         raise CannotExport(
             f"the counts of this recipe adapt to the image ({type(recipe.budget).__name__}), and a file has fixed "
-            "shapes. Use a recipe with the same count for every image: adamerge.tune(…, static=True), "
-            "adamerge.presets.best(…, static=True), or a method such as adamerge.methods.tome(8)."
+            "shapes; padding every image to the widest would lose much of the saving (docs/export.md). Use a recipe "
+            "with the same count for every image: adamerge.tune(…, static=True), adamerge.presets.best(…, "
+            "static=True), or a method such as adamerge.methods.tome(8)."
         )
     return recipe
 
@@ -182,8 +183,8 @@ def _folder_beside(target: Path, needed: int) -> Iterator[Path]:
         free = shutil.disk_usage(target.parent).free
         if free < needed:
             raise BadOutput(
-                f"cannot write {target}: the disk has {free / 1e6:.0f} MB left and the export needs about "
-                f"{needed / 1e6:.0f} MB. Give another path, or make room there."
+                f"cannot write {target}: the disk has {free / 1e6:.1f} MB left and the export needs about "
+                f"{needed / 1e6:.1f} MB. Give another path, or make room there."
             )
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as reason:

@@ -1,6 +1,7 @@
 """Files of torch.export: `torch.export.load` reads them, without adamerge."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import torch
@@ -22,8 +23,11 @@ class TorchExport:
         """torch is always there."""
 
     def write(self, program: Program, path: Path, metadata: Metadata) -> None:
+        # torch's own writer ends the process when the disk is full.
+        content = BytesIO()
         with quiet_torch():
-            torch.export.save(program.exported, path, extra_files={TEXT: json.dumps(metadata)})
+            torch.export.save(program.exported, content, extra_files={TEXT: json.dumps(metadata)})
+        path.write_bytes(content.getbuffer())
 
     def read_metadata(self, path: Path) -> Metadata:
         texts = {TEXT: ""}
