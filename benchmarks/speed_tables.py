@@ -146,6 +146,22 @@ def engines_table() -> str:
     return "\n".join(lines)
 
 
+def widths_table() -> str:
+    """Adaptive recipes in files with fixed widths, beside the static preset at the same cost."""
+    lines = [
+        "| vit_tiny | width of a layer | true cut | KL | images merged further | static preset at this cut, KL |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in read("export-widths"):
+        forced = f"{float(row['forced']):.0%}" if row["forced"] else "–"
+        static = f"{float(row['static_kl']):.4f}" if row["static_kl"] else "–"
+        lines.append(
+            f"| {row['method']} {float(row['cut']):.0%} | {row['widths']} | {float(row['cut_true']):.1%} "
+            f"| {float(row['kl']):.4f} | {forced} | {static} |"
+        )
+    return "\n".join(lines)
+
+
 def deciding_table() -> str:
     """The share of deciding and merging in a forward pass; the merge kernels also compute norms."""
     lines = [

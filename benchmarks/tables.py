@@ -33,6 +33,7 @@ from speed_tables import (
     sizes_table,
     speed_matrix,
     speed_table,
+    widths_table,
 )
 
 CUTS = ("cut 10 %", "cut 20 %", "cut 30 %", "cut 40 %", "cut 50 %")
@@ -246,7 +247,7 @@ def pages() -> dict[Path, str]:
             },
         ),
         design: _all_filled(design, {"imports": drawing()}),
-        docs / "export.md": _all_filled(docs / "export.md", {"engines": engines_table()}),
+        docs / "export.md": _all_filled(docs / "export.md", {"engines": engines_table(), "widths": widths_table()}),
         speed: _all_filled(
             speed,
             {
