@@ -1,6 +1,8 @@
 """Recipes travel beside weights."""
 
 import json
+import subprocess
+import sys
 
 import huggingface_hub
 import pytest
@@ -10,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 import adamerge
 from adamerge.core.errors import BadOption, NotApplied
 from adamerge.core.recipe import Recipe
-from adamerge.methods import METHODS, tome
+from adamerge.methods import METHODS, none, tome
 from adamerge.methods import adamerge as published
 from adamerge.search.solve import make_recipe
 
@@ -35,6 +37,13 @@ def test_every_methods_recipe_comes_back(name, tmp_path):
     recipe = make_recipe(method, {} if method.knob is None else {method.knob: method.gentle})
     adamerge.save_recipe(recipe, tmp_path)
     assert adamerge.load_recipe(tmp_path) == recipe
+
+
+def test_parts_of_a_method_are_known_before_the_method_is_used(tmp_path):
+    none().save(tmp_path / "recipe.json")
+    code = "import sys, adamerge; print(adamerge.Recipe.load(sys.argv[1]) == adamerge.methods.none())"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "recipe.json")], capture_output=True, text=True)
+    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_a_merged_model_and_its_recipe_are_rebuilt_from_a_folder(tmp_path):

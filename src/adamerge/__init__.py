@@ -83,6 +83,8 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())
 def __getattr__(name: str) -> Any:
     """A public name, or a module of the package, at its first use."""
     if name in _MODULES:
+        # Some methods have parts of their own, which a recipe in a file may name.
+        import_module(f"{__name__}.methods")
         value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     elif name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
