@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from reading import RESULTS, ROOT, append
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from torch import Tensor, uint8
 
 from adamerge.experiments.csv_tables import read_table
 
@@ -246,7 +247,7 @@ def differences(undisturbed: Path, folder: Path) -> list[str]:
 def _content(path: Path) -> Any:
     """What has to be equal in a file."""
     if path.suffix == ".safetensors":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return _tensors(path)
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return _without_times(json.loads(text))
@@ -256,6 +257,19 @@ def _content(path: Path) -> Any:
         return [_without_times(json.loads(line)) for line in text.splitlines()]
     # Reports have the figures of the other files, with times between them.
     return None
+
+
+def _tensors(path: Path) -> dict[str, Any]:
+    """The tensors of a file, and its metadata, which are JSON: several of them are written in any order."""
+    with safe_open(path, "pt") as file:
+        about = {name: json.loads(text) for name, text in (file.metadata() or {}).items()}
+    # By their bytes: not a number equals itself.
+    data = {name: [str(each.dtype), list(each.shape), _digest(each)] for name, each in load_file(path).items()}
+    return _without_times({"metadata": about, "tensors": data})
+
+
+def _digest(tensor: Tensor) -> str:
+    return hashlib.sha256(tensor.contiguous().flatten().view(uint8).numpy().tobytes()).hexdigest()
 
 
 def _first_difference(mine: Any, theirs: Any, where: str = "") -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import adamerge
-from adamerge import calibrate
+from adamerge import calibrate, calibration
 from adamerge.core.budget import Threshold, ZScore
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
@@ -149,6 +149,14 @@ def test_by_default_it_is_two_passes_as_published(model, images):
     stats = quietly(model, images, r_max=6.0)
     assert (stats.how, stats.passes) == ("iterative", 2)
     assert stats == quietly(model, images, published(6.0), how="iterative", passes=2)
+
+
+def test_on_a_cpu_passes_that_merge_run_on_the_reference(model, images, monkeypatch):
+    """So that statistics are the same to the bit whatever runtime is fastest."""
+    own, asked = calibration.apply, []
+    monkeypatch.setattr(calibration, "apply", lambda model, recipe, way: asked.append(way) or own(model, recipe, way))
+    quietly(model, images, r_max=4.0, passes=3)
+    assert asked == ["reference", "reference"]
 
 
 def test_old_statistics_in_the_recipe_are_not_looked_at(model, images):

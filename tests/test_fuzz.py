@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -76,3 +77,31 @@ def test_a_wrong_plan_a_bare_error_and_a_wrong_output_are_noticed(case, monkeypa
             assert any(line.startswith(text) for line in fuzz_checks.try_case(case).problems), text
     monkeypatch.setattr(reference, "finish", lambda *a, **k: finish(*a, **k).roll(1, -1))
     assert any("packed and the reference differ by" in line for line in fuzz_checks.try_case(case).problems)
+
+
+def test_only_noise_tells_a_tie_of_alike_tokens_from_a_wrong_plan(case, monkeypatch):
+    fuzz_checks = import_module("fuzz_checks")
+
+    def tied(case, dtype, kernels, noise=0.0):
+        return fuzz_checks.Outcome("ran", [] if noise else ["plans differ"])
+
+    monkeypatch.setattr(fuzz_checks, "_try_in", tied)
+    for images, dtype, tie in (
+        ("zeros", torch.float64, True),
+        ("constant", torch.float32, True),
+        ("rich", torch.float64, False),
+        ("rich", torch.float32, False),
+    ):
+        outcome = fuzz_checks.try_case(replace(case, images=images, dtype=dtype))
+        assert (outcome.near_tie, bool(outcome.problems)) == (tie, not tie), images
+
+
+def test_an_image_that_spoils_another_is_noticed_unless_products_of_the_machine_do_so(case, monkeypatch):
+    fuzz_checks = import_module("fuzz_checks")
+
+    finish = reference.finish
+    monkeypatch.setattr(reference, "finish", lambda *a, **k: finish(*a, **k).sum(0, keepdim=True).expand(2, -1, -1))
+    spoilt = replace(case, images="one not finite", dtype=torch.bfloat16)
+    assert "the output is not finite where the host's is" in fuzz_checks.try_case(spoilt).problems
+    monkeypatch.setattr(fuzz_checks, "products_mix_rows", lambda dtype: True)
+    assert not fuzz_checks.try_case(spoilt).problems

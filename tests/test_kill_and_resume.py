@@ -1,6 +1,8 @@
 """The script that kills commands tells a whole result from half of one, and another result from another time."""
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from scripts import load_script
 
 script = load_script("kill_and_resume")
@@ -53,3 +55,18 @@ def test_another_result_is_named(tmp_path, file, text, said):
 def test_half_a_file_is_named(tmp_path, file, text):
     (found,) = script.half_files(folder(tmp_path, "one", **{file: text}))
     assert found.startswith(f"half a file: {file}")
+
+
+def test_kept_tensors_may_differ_in_times_and_in_the_order_of_what_is_said_about_them_only(tmp_path):
+    facts = {"facts": '{"top1": 0.5, "seconds": 1}', "settings": '{"seed": 0}'}
+    kept = {"logits": torch.tensor([0.5, float("nan")], dtype=torch.bfloat16), "seconds": torch.ones(2)}
+    same = ({"facts": '{"top1": 0.5, "seconds": 7}', "settings": '{"seed": 0}'}, kept | {"seconds": torch.zeros(2)})
+    other_facts = (facts | {"facts": '{"top1": 0.6}'}, kept)
+    other_values = (facts, kept | {"logits": torch.tensor([0.25, float("nan")], dtype=torch.bfloat16)})
+    made = []
+    for name, (about, tensors) in {"one": (facts, kept), "same": same, "a": other_facts, "b": other_values}.items():
+        made.append(folder(tmp_path, name))
+        save_file(tensors, made[-1] / "cell.safetensors", about)
+    one, same, *others = made
+    assert script.differences(one, same) == []
+    assert [len(script.differences(one, other)) for other in others] == [1, 1]

@@ -93,6 +93,10 @@ def test_an_enormous_r_max_merges_all_there_is():
     assert merges(adaptive(1e300), 0.0)[0] >= 1
 
 
+def test_an_enormous_fixed_number_is_cut_to_one_that_every_device_can_hold():
+    assert Fixed(1e30).at(0) == Fixed((1e30, 1.0)).at(0) == 2**31
+
+
 def test_each_layer_is_compared_with_its_own_statistics():
     budget = ZScore(100.0, LayerStats((0.0, 1.0), (1.0, 0.5)))
     assert [merges(budget, 1.0, layer=layer) for layer in (0, 1)] == [[73], [50]]
@@ -293,3 +297,9 @@ def test_a_count_that_depends_on_the_image_is_no_fixed_count(rule):
     for layer in range(4):
         assert rule.fixed_count(layer, 4, 16) == (None if rule.may_merge(layer, 4) else 0)
     assert rule.may_merge(1, 4) and rule.may_merge(3, 4)
+
+
+def test_a_threshold_counts_finite_links_of_sources_only():
+    value, source = torch.tensor([[0.9, 0.8, float("nan"), 0.1]]), torch.tensor([[True, False, True, True]])
+    links = Links(value, torch.zeros(1, 4, dtype=torch.long), source, None)
+    assert Threshold(1.0).threshold([links]) == pytest.approx(0.5)
