@@ -54,12 +54,12 @@ def step(state: PackedState, view: View, recipe: Recipe, depth: int, turn: Turn 
         reader = _reader(state, recipe, depth)
         attended = attend_with_bias(query, key, value, state.layout, view.scale, bias, patches, reader)
     with stage("project"):
-        state = state.with_changes(x=state.x + layers.project(attended))
+        state = state.with_changes(x=layers.add_project(state.x, attended))
     if recipe.site == "after_attention":
         state = merge_on_cpu(state, recipe, depth, (query, key, value, view.scale), reader)
         layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("mlp"):
-        return state.with_changes(x=state.x + layers.mlp(state.x))
+        return state.with_changes(x=layers.add_mlp(state.x))
 
 
 def merge_on_cpu(

@@ -55,10 +55,10 @@ def read_rows(state: PackedState, view: RotaryView, tables: tuple[Tensor, ...]) 
 
 def row_places(state: PackedState) -> np.ndarray:
     """The first patch that the token of each packed row stands for; the number of patches for all other rows."""
-    history, layout = state.history.numpy(), state.layout
+    history = state.history.numpy()
     images, patches = history.shape
     place = np.full(len(state.x), patches, dtype=np.int64)
-    row = history + (np.array(layout.bounds[:-1], dtype=np.int64)[:, None] + layout.prefix)
+    row = history + state.layout.first_patches
     np.minimum.at(place, row.ravel(), np.tile(np.arange(patches), images))
     return place
 
