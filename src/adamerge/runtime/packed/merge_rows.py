@@ -154,7 +154,7 @@ def _averages(
     return mean * torch.where(factor.isfinite(), factor, 1)
 
 
-def _sums(both: Float[Tensor, "2m d"], place: Tensor) -> Float[Tensor, "m d"]:
+def _sums(both: Float[Tensor, "members d"], place: Tensor) -> Float[Tensor, "m d"]:
     """The parts of targets, which are the first half, and of all that merge into them, added up."""
     target, gone = both.chunk(2)
     return target.index_add_(0, place, gone).index_select(0, place)
