@@ -12,7 +12,7 @@ import argparse
 import datetime
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -42,10 +42,10 @@ SPAN_S = 0.3
 CPU = torch.device("cpu")
 
 
-def recipes_of(name: str, model: nn.Module, images: Tensor, folder: Path) -> dict[str, Recipe]:
+def recipes_of(name: str, model: nn.Module, images: Tensor, methods: Sequence[str], folder: Path) -> dict[str, Recipe]:
     """The recipes for a model: from the folder, or made on `images` and kept there."""
     found, patches = {}, (images.shape[-1] // PATCH) ** 2
-    for method in ALL:
+    for method in methods:
         path = folder / f"{name}-{method}.json"
         if not path.exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def measure(name: str, batches: list[int], arguments: argparse.Namespace) -> Non
     model = OTHERS.get(name, partial(timm_model, name))().eval()
     size = getattr(model, "default_cfg", {}).get("input_size", (3, 224, 224))[-1]
     images = (scenes(0, max(*batches, CALIBRATION), seed=5, size=size).images - 0.5) / 0.5
-    recipes = recipes_of(name, model, images[:CALIBRATION], arguments.recipes)
+    recipes = recipes_of(name, model, images[:CALIBRATION], arguments.methods.split(","), arguments.recipes)
     unmerged = float(adamerge.flops.meter(model).unmerged().true)
     casts = arguments.dtype == "autocast"
     dtype = torch.float32 if casts else getattr(torch, arguments.dtype)
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--methods", default=",".join(ALL))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--recipes", type=Path, required=True, help="a folder in which recipes are kept")
     parser.add_argument("--only-recipes", action="store_true", help="make the recipes and time nothing")
