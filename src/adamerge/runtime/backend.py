@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -24,6 +25,7 @@ from adamerge.runtime.obstacles import Obstacle, find_obstacle, read_facts
 from adamerge.runtime.packed import forward as packed
 from adamerge.runtime.packed.onednn import OneDnnView, with_onednn
 from adamerge.runtime.packed.prepared_blocks import PreparedBlocks
+from adamerge.runtime.packed.rotary import RowTurner
 from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.reference import Tables
 from adamerge.runtime.trace import BuildTrace, LazyTrace, Trace, join
@@ -79,7 +81,7 @@ class BackendSelector:
     @property
     def may_pack(self) -> bool:
         """Whether any batch can take the packed or the triton backend."""
-        return self.runtime != "reference" and self._why_no_rotation("cuda") is None and self.merges
+        return self.runtime != "reference" and self._why_no_rotation() is None and self.merges
 
     def choose(self, x: Tensor, views: Sequence[View], training: bool) -> Backend:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
@@ -120,18 +122,17 @@ class BackendSelector:
 
     def _obstacle(self, x: Tensor, training: bool) -> Obstacle | None:
         batch = read_facts(x, training)
-        rotation = self._why_no_rotation(batch.device)
-        found = find_obstacle(batch, self.merges, rotation, lambda: self.triton_failure or why_no_kernels())
+        found = find_obstacle(
+            batch, self.merges, self._why_no_rotation(), lambda: self.triton_failure or why_no_kernels()
+        )
         return self._obstacle_on_cpu(x, batch.autocast) if found is None and batch.device == "cpu" else found
 
-    def _why_no_rotation(self, device: str) -> str | None:
+    def _why_no_rotation(self) -> str | None:
         """Why this host's queries and keys cannot be turned without the reference; None if they can or need not."""
         if not self.rotary:
             return None
-        if device != "cuda":
-            return "this host turns its queries and keys by their places"
         unknown = [type(view).__name__ for view in self.views if not hasattr(view, "rotation")]
-        return f"the view of a block, {unknown[0]}, has no `rotation`, by which kernels turn" if unknown else None
+        return f"the view of a block, {unknown[0]}, has no `rotation`" if unknown else None
 
     def _warn_of(self, obstacle: Obstacle) -> None:
         """Say that the reference runs: always where "packed" was asked for, else where it is a surprise."""
@@ -230,11 +231,13 @@ class PackedBackend:
         self.selector, self.state = selector, pack(x, selector.prefix, selector.class_token)
         self.autocast = autocast_dtype(x.device)
         self.views = selector.prepared.views_for(x, self.autocast)
+        self.turner = RowTurner()
 
     def step(self, layer: int, tables: Tables = ()) -> None:
+        turn = partial(self.turner.turn, view=self.selector.views[layer], tables=tables) if tables else None
         # The views compute in the dtype of autocast themselves.
         with torch.autocast("cpu", enabled=False) if self.autocast is not None else nullcontext():
-            self.state = packed.step(self.state, self.views[layer], self.selector.recipe, len(self.views))
+            self.state = packed.step(self.state, self.views[layer], self.selector.recipe, len(self.views), turn)
 
     def finish(self) -> Tensor:
         return unpack(self.state)

@@ -1,7 +1,6 @@
 """Attention over packed tokens in plain torch: every image attends to its own tokens."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -70,33 +69,55 @@ def attend_with_bias(
     computed in a loop.  An image's result does not depend on the others.
     """
     if layout.uniform and layout.total and not _by_products(query, layout.longest, reader):
-        images = (layout.images, layout.longest)
-        q, k, v = (side[: layout.total].unflatten(0, images).transpose(1, 2) for side in (query, key, value))
-        added = None if bias is None else bias[: layout.total].to(q.dtype).view(layout.images, 1, 1, -1)
-        attended = scaled_dot_product_attention(q, k, v, added, scale=scale).transpose(1, 2).flatten(0, 1)
-        for image in range(layout.images if reader is not None else 0):
-            assert reader is not None
-            reader.compute(image, q[image], k[image], scale, None if added is None else added[image, 0, 0])
-        spare = len(query) - layout.total
-        return torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, spare)) if spare else attended
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for image, (begin, end) in enumerate(pairwise(layout.bounds)):
-        q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))
-        whole = patches is not None and end - begin == layout.prefix + patches
-        # A copy: a slice of one long array is not aligned as attention on CUDA needs it.
-        added = None if bias is None or whole else bias[begin:end].to(q.dtype).clone()
+        return _attend_all(query, key, value, layout, scale, bias, reader)
+    spare = len(query) - layout.total
+    lengths = [count + layout.prefix for count in layout.counts]
+    q, k, v = (side.transpose(0, 1).split([*lengths, spare], 1) for side in (query, key, value))
+    added = None if bias is None else bias.to(query.dtype).split([*lengths, spare])
+    pieces = []
+    for image, length in enumerate(lengths):
+        whole = patches is not None and length == layout.prefix + patches
+        own = None if added is None or whole else added[image]
+        if own is not None and own.is_cuda:
+            # A copy: a slice of one long array is not aligned as attention on CUDA needs it.
+            own = own.clone()
         # Chosen by this image's own length, so that its result does not depend on the other images.
-        if _by_products(query, end - begin, reader):
-            weights = _weights(q, k, scale, added)
-            out[begin:end] = torch.bmm(weights, v).transpose(0, 1)
+        if _by_products(query, length, reader):
+            weights = _weights(q[image], k[image], scale, own)
+            pieces.append(torch.bmm(weights, v[image]))
             if reader is not None:
                 reader.read(image, weights)
             continue
-        out[begin:end] = _attend(q, k, v, scale, added).transpose(0, 1)
+        pieces.append(_attend(q[image], k[image], v[image], scale, own))
         if reader is not None:
-            reader.compute(image, q, k, scale, added)
-    out[layout.total :] = 0
-    return out
+            reader.compute(image, q[image], k[image], scale, own)
+    if spare or not pieces:
+        pieces.append(query.new_zeros((query.shape[1], spare, query.shape[2])))
+    return torch.cat([piece.transpose(0, 1) for piece in pieces])
+
+
+def _attend_all(
+    query: PackedHeads,
+    key: PackedHeads,
+    value: PackedHeads,
+    layout: Layout,
+    scale: float,
+    bias: PerRow | None,
+    reader: AttentionReader | None,
+) -> PackedHeads:
+    """One call of torch's own attention for images of the same length."""
+    rows, spare = layout.total, len(query) - layout.total
+    if spare:
+        query, key, value = query[:rows], key[:rows], value[:rows]
+        bias = None if bias is None else bias[:rows]
+    shape = (layout.images, layout.longest, *query.shape[1:])
+    q, k, v = (side.view(shape).transpose(1, 2) for side in (query, key, value))
+    added = None if bias is None else bias.to(q.dtype).view(layout.images, 1, 1, -1)
+    attended = scaled_dot_product_attention(q, k, v, added, scale=scale).transpose(1, 2).flatten(0, 1)
+    for image in range(layout.images if reader is not None else 0):
+        assert reader is not None
+        reader.compute(image, q[image], k[image], scale, None if added is None else added[image, 0, 0])
+    return torch.nn.functional.pad(attended, (0, 0, 0, 0, 0, spare)) if spare else attended
 
 
 def _by_products(query: PackedHeads, tokens: int, reader: AttentionReader | None) -> bool:

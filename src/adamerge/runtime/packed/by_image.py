@@ -20,10 +20,10 @@ from adamerge.runtime.packed.onednn import OneDnnView
 
 @dataclass(frozen=True)
 class ImageLayers:
-    """The layers of one block for an array of `rows` packed rows in this layout."""
+    """The layers of one block for an array of `rows` packed rows; each image has the rows between two bounds."""
 
     view: View
-    layout: Layout
+    bounds: Sequence[int]
     rows: int
 
     def qkv(self, x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -36,17 +36,32 @@ class ImageLayers:
     def mlp(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
         return self._joined([*map(self.view.mlp, self._images(x))])
 
+    def add_project(self, x: Float[Tensor, "n d"], attended: Float[Tensor, "n h k"]) -> Float[Tensor, "n d"]:
+        """`x + project(attended)`."""
+        return x + self.project(attended)
+
+    def add_mlp(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """`x + mlp(x)`."""
+        return x + self.mlp(x)
+
     def _images(self, rows: Tensor) -> list[Tensor]:
-        return [rows[begin:end] for begin, end in pairwise(self.layout.offsets.tolist())]
+        return [rows[begin:end] for begin, end in pairwise(self.bounds)]
 
     def _joined(self, pieces: Sequence[Tensor]) -> Tensor:
         """The rows of all images, and unused rows of zeros after them."""
-        unused = pieces[0].new_zeros((self.rows - self.layout.total, *pieces[0].shape[1:]))
+        if len(pieces) == 1 and len(pieces[0]) == self.rows:
+            return pieces[0]
+        unused = pieces[0].new_zeros((self.rows - self.bounds[-1], *pieces[0].shape[1:]))
         return torch.cat([*pieces, unused])
 
 
-def layers_for(view: View, recipe: Recipe, layout: Layout, rows: int) -> View | ImageLayers:
-    """The layers of a block for an array of `rows` packed rows: the view's own, or for each image alone."""
-    if isinstance(view, OneDnnView) or not recipe.ragged or not layout.images:
+def layers_for(view: View, recipe: Recipe, layout: Layout, rows: int) -> OneDnnView | ImageLayers:
+    """The layers of a block for an array of `rows` packed rows: oneDNN's or, of other views, for each image alone.
+
+    Where the result may depend on the batch, and without images, all rows are one image.
+    """
+    if type(view) is OneDnnView:
         return view
-    return ImageLayers(view, layout, rows)
+    if recipe.ragged and layout.images:
+        return ImageLayers(view, layout.bounds, rows)
+    return ImageLayers(view, [0, rows], rows)

@@ -3,6 +3,7 @@
 Layers compute on existing tokens only.  The result of an image is the same to the bit in any batch.
 """
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Literal
@@ -15,7 +16,7 @@ from adamerge.core.salience import AttentionShare, ClassShare
 from adamerge.runtime.block_view import View
 from adamerge.runtime.packed.attention import AttentionReader, attend_with_bias
 from adamerge.runtime.packed.by_image import layers_for
-from adamerge.runtime.packed.layout import PerRow
+from adamerge.runtime.packed.layout import PackedHeads, PerRow
 from adamerge.runtime.packed.links import find_links, links_known
 from adamerge.runtime.packed.merge_each import PackedAttention, merge_each
 from adamerge.runtime.packed.merge_padded import merge_padded
@@ -24,6 +25,9 @@ from adamerge.runtime.packed.selection import select_links
 from adamerge.runtime.packed.state import PackedState
 from adamerge.runtime.profiling import stage
 
+# Turns queries and keys by the places of their tokens.
+Turn = Callable[[PackedHeads, PackedHeads, PackedState], tuple[PackedHeads, PackedHeads]]
+
 # Whose attention a salience is a share of.
 ATTENTION_READ: dict[type, Literal["class token", "all tokens"]] = {
     ClassShare: "class token",
@@ -31,13 +35,18 @@ ATTENTION_READ: dict[type, Literal["class token", "all tokens"]] = {
 }
 
 
-def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedState:
-    """Run one block on a CPU; the recipe's merge comes before it or between its attention and its MLP."""
+def step(state: PackedState, view: View, recipe: Recipe, depth: int, turn: Turn | None = None) -> PackedState:
+    """Run one block on a CPU; the recipe's merge comes before it or between its attention and its MLP.
+
+    `turn` turns queries and keys where the host has rotary positions.
+    """
     if recipe.site == "before_block":
         state = merge_on_cpu(state, recipe, depth)
     layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("qkv"):
         query, key, value = layers.qkv(state.x)
+        if turn is not None:
+            query, key = turn(query, key, state)
     with stage("attention"):
         patches, bias = state.history.shape[1], None
         if recipe.proportional_attention and state.merged:
@@ -45,12 +54,12 @@ def step(state: PackedState, view: View, recipe: Recipe, depth: int) -> PackedSt
         reader = _reader(state, recipe, depth)
         attended = attend_with_bias(query, key, value, state.layout, view.scale, bias, patches, reader)
     with stage("project"):
-        state = state.with_changes(x=state.x + layers.project(attended))
+        state = state.with_changes(x=layers.add_project(state.x, attended))
     if recipe.site == "after_attention":
         state = merge_on_cpu(state, recipe, depth, (query, key, value, view.scale), reader)
         layers = layers_for(view, recipe, state.layout, len(state.x))
     with stage("mlp"):
-        return state.with_changes(x=state.x + layers.mlp(state.x))
+        return state.with_changes(x=layers.add_mlp(state.x))
 
 
 def merge_on_cpu(

@@ -28,19 +28,21 @@ class KeptWeight:
     def __init__(self, sources: Sequence[Tensor], made: Tensor):
         self.made = made
         # Not the sources themselves: what is kept for a tensor must not keep that tensor.
-        self._before = [(id(source), source.data_ptr(), source._version, _sample(source)) for source in sources]
-        self._values = [sample.tobytes() for *_, sample in self._before]
+        samples = [_sample(source) for source in sources]
+        self._places = [(id(source), source.data_ptr()) for source in sources]
+        # How often each had been changed, a view of some of its numbers, and what these were.
+        self.before = [
+            (source._version, sample, sample.tobytes()) for source, sample in zip(sources, samples, strict=True)
+        ]
 
     def is_current(self, sources: Sequence[Tensor]) -> bool:
         """Whether the sources are what they were."""
-        if len(sources) != len(self._before):
+        if [(id(source), source.data_ptr()) for source in sources] != self._places:
             return False
-        for source, (number, address, version, sample), values in zip(sources, self._before, self._values, strict=True):
-            if id(source) != number or source._version != version or source.data_ptr() != address:
-                return False
-            if sample.tobytes() != values:
-                return False
-        return True
+        return all(
+            source._version == version and sample.tobytes() == values
+            for source, (version, sample, values) in zip(sources, self.before, strict=True)
+        )
 
 
 # By the first of the sources; it is forgotten together with that tensor.

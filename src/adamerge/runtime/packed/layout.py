@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -56,6 +57,11 @@ class Layout:
     def counts(self) -> list[int]:
         """How many patch tokens each image has, as Python integers."""
         return [end - begin - self.prefix for begin, end in pairwise(self.bounds)]
+
+    @cached_property
+    def first_patches(self) -> np.ndarray:
+        """The row of the first patch token of each image, `(b, 1)`."""
+        return np.array(self.bounds[:-1], dtype=np.int64)[:, None] + self.prefix
 
 
 def uniform_layout(images: int, tokens: int, prefix: int, device: torch.device) -> Layout:

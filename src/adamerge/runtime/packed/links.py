@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import normalize, pad
+from torch.nn.functional import pad
 
 from adamerge.core.budget import Fixed, Threshold, ZScore
 from adamerge.core.combine import Average, BySalience, BySalienceAndSize, BySize, Drop, MeanNorm
@@ -43,6 +43,8 @@ PerSource = Float[Tensor, "b columns"]
 # of this many numbers between threads.  A multiple of the longest vectors, and fewer numbers than that, avoid both.
 COLUMNS = 64
 MOST_ON_ONE_THREAD = 32768 - 1
+# The least length by which a token is divided, as in `torch.nn.functional.normalize`.
+SHORTEST = 1e-12
 
 KNOWN: dict[str, tuple[type, ...]] = {
     "salience": (Uniform, ClassShare, AttentionShare, Centrality),
@@ -92,7 +94,10 @@ def find_links(state: PackedState, recipe: Recipe, key: PackedHeads | None, rece
     """
     bipartite, layout = recipe.links, state.layout
     assert isinstance(bipartite, Bipartite)
-    splits = [split_image(bipartite.split, layout.prefix, n) for n in layout.counts]
+    if layout.uniform:
+        splits = [split_image(bipartite.split, layout.prefix, layout.most)] * layout.images
+    else:
+        splits = [split_image(bipartite.split, layout.prefix, n) for n in layout.counts]
     wide = torch.promote_types(state.x.dtype, torch.float32)
     patches = state.history.shape[1]
     columns = -(-max(split_image(bipartite.split, layout.prefix, patches).sources, 1) // COLUMNS) * COLUMNS
@@ -102,9 +107,11 @@ def find_links(state: PackedState, recipe: Recipe, key: PackedHeads | None, rece
         salience = _central(state, recipe.salience, splits, best, target)
     else:
         salience = None if received is None else scale_to_mean_one(received.to(wide), _counted(state, received))
-    compared = state.x if key is None or isinstance(bipartite.metric, Tokens) else key.to(wide).mean(1)
+    compared = state.x if key is None or isinstance(bipartite.metric, Tokens) else key.mean(1, dtype=wide)
     if compared is not state.x or not isinstance(recipe.salience, Centrality):
-        _compare(normalize(compared.to(wide), dim=-1), state, splits, best, target)
+        compared = compared.to(wide)
+        length = torch.linalg.vector_norm(compared, dim=-1, keepdim=True).clamp_min_(SHORTEST)
+        _compare(compared / length, state, splits, best, target)
     value = best
     if salience is not None:
         value = _scored(bipartite.score, best, _of_sources(salience, splits, columns))
@@ -115,10 +122,18 @@ def find_links(state: PackedState, recipe: Recipe, key: PackedHeads | None, rece
 
 def _compare(unit: Packed, state: PackedState, splits: Sequence[ImageSplit], best: Tensor, target: Tensor) -> None:
     """Write the best target of every source, by the products of rows of length 1."""
-    prefix = state.layout.prefix
-    for image, (split, begin) in enumerate(zip(splits, state.layout.bounds, strict=False)):
+    layout, split = state.layout, splits[0]
+    if layout.uniform:
         if split.sources:
-            rows = unit[begin + prefix : begin + prefix + split.n]
+            rows = unit[: layout.total].view(layout.images, layout.longest, -1)[:, layout.prefix :]
+            pairs = zip(rows[:, split.source_rows].unbind(), rows[:, split.target_rows].mT.unbind(), strict=True)
+            products = [torch.mm(*pair) for pair in pairs]
+            similarity = torch.stack(products) if len(products) > 1 else products[0][None]
+            torch.max(similarity, 2, out=(best[:, : split.sources], target[:, : split.sources]))
+        return
+    for image, (split, begin) in enumerate(zip(splits, layout.bounds, strict=False)):
+        if split.sources:
+            rows = unit[begin + layout.prefix : begin + layout.prefix + split.n]
             similarity = rows[split.source_rows] @ rows[split.target_rows].T
             torch.max(similarity, 1, out=(best[image, : split.sources], target[image, : split.sources]))
 
@@ -129,18 +144,21 @@ def _central(
     """The centrality of every patch token; writes the best targets by tokens, which are read off the same products."""
     layout, wide = state.layout, best.dtype
     x = state.x.to(wide)
-    length = x.norm(dim=-1).clamp_min(1e-12)
+    length = x.norm(dim=-1).clamp_min(SHORTEST)
     if salience.affinity == "cosine":
         x, length = x / length[:, None], torch.ones_like(length)
     sums = torch.zeros((layout.images, state.history.shape[1]), dtype=wide)
+    inverse = length.reciprocal()
     for image, (split, begin) in enumerate(zip(splits, layout.bounds, strict=False)):
         rows = slice(begin + layout.prefix, begin + layout.prefix + split.n)
-        own, inverse = x[rows], length[rows].reciprocal()
+        own, scale = x[rows], inverse[rows]
         affinity = own @ own.T
         if split.sources:
-            similarity = affinity[split.source_rows, split.target_rows] * inverse[split.target_rows]
-            similarity *= inverse[split.source_rows, None]
-            torch.max(similarity, 1, out=(best[image, : split.sources], target[image, : split.sources]))
+            similarity = affinity[split.source_rows, split.target_rows] * scale[split.target_rows]
+            found = best[image, : split.sources]
+            torch.max(similarity, 1, out=(found, target[image, : split.sources]))
+            # The length of a source does not change which of its targets is the best.
+            found *= scale[split.source_rows]
         if salience.affinity == "scaled":
             affinity /= x.shape[-1] ** 0.5
         torch.sum(affinity.softmax(-1), 0, out=sums[image, : split.n])

@@ -57,11 +57,6 @@ class PreparedLayer:
     bias: Tensor | None
     copied: tuple[tuple[tuple[Tensor, ...], KeptWeight | None], ...]
 
-    @property
-    def is_current(self) -> bool:
-        """Whether it need not be made again: nothing that was copied has changed since."""
-        return all(kept is not None and kept.is_current(sources) for sources, kept in self.copied)
-
 
 def _prepared(layers: tuple[LinearParams, ...], dtype: torch.dtype) -> PreparedLayer:
     """Layers as one, as oneDNN reads it in `dtype`."""
@@ -108,11 +103,6 @@ class OneDnnView:
     dtype: torch.dtype
 
     @property
-    def is_current(self) -> bool:
-        """Whether no weight that was copied has changed since."""
-        return all(layer.is_current for layer in (self.qkv_layer, self.project_layer, self.fc1, self.fc2))
-
-    @property
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All tensors of the host that were read; what is copied is in a form of its own."""
         block = self.block
@@ -145,15 +135,29 @@ class OneDnnView:
     def qkv(self, x: Float[Tensor, "n d"]) -> tuple[Tensor, Tensor, Tensor]:
         shape = self._shape
         projected = _linear(self._normed(x, self.block.norm1), self.qkv_layer)
-        query, key, value = projected.unflatten(-1, (3, shape.heads, shape.key_dim)).unbind(-3)
+        query, key, value = projected.view(-1, 3, shape.heads, shape.key_dim).unbind(1)
         return query, key, value
 
     def project(self, attended: Float[Tensor, "n h k"]) -> Float[Tensor, "n d"]:
         return _scaled(_linear(attended.flatten(-2), self.project_layer), self.block.gamma1)
 
     def mlp(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        hidden = _linear(self._normed(x, self.block.norm2), self.fc1, ACTIVATIONS[self.block.activation])
-        return _scaled(_linear(hidden, self.fc2), self.block.gamma2)
+        return _scaled(_linear(self._hidden(x), self.fc2), self.block.gamma2)
+
+    def add_project(self, x: Float[Tensor, "n d"], attended: Float[Tensor, "n h k"]) -> Float[Tensor, "n d"]:
+        """`x + project(attended)`, with the sum in the product."""
+        if self.block.gamma1 is not None or x.dtype is not self.dtype:
+            return x + self.project(attended)
+        return _linear_and_add(attended.flatten(-2), self.project_layer, x)
+
+    def add_mlp(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """`x + mlp(x)`, with the sum in the last product."""
+        if self.block.gamma2 is not None or x.dtype is not self.dtype:
+            return x + self.mlp(x)
+        return _linear_and_add(self._hidden(x), self.fc2, x)
+
+    def _hidden(self, x: Tensor) -> Tensor:
+        return _linear(self._normed(x, self.block.norm2), self.fc1, ACTIVATIONS[self.block.activation])
 
     def _normed(self, x: Tensor, norm: NormParams) -> Tensor:
         return layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(self.dtype)
@@ -162,7 +166,12 @@ class OneDnnView:
 def _linear(x: Tensor, layer: PreparedLayer, activation: tuple[str, str] = NO_ACTIVATION) -> Tensor:
     """A linear layer, followed by an activation."""
     name, variant = activation
-    return torch.ops.mkldnn._linear_pointwise(x, layer.weight, layer.bias, name, [], variant)
+    return torch.ops.mkldnn._linear_pointwise.default(x, layer.weight, layer.bias, name, [], variant)
+
+
+def _linear_and_add(x: Tensor, layer: PreparedLayer, other: Tensor) -> Tensor:
+    """A linear layer, and `other` added to its result."""
+    return torch.ops.mkldnn._linear_pointwise.binary(x, other, layer.weight, layer.bias, "add")
 
 
 def _scaled(branch: Tensor, gamma: Tensor | None) -> Tensor:

@@ -55,20 +55,32 @@ class _Kept:
         self._settings = [
             (own, name, own[name]) for own in self._attributes for name in COPIED_ATTRIBUTES if name in own
         ]
-        self._layers = [
-            layer
-            for view in views
-            for layer in (view.qkv_layer, view.project_layer, view.fc1, view.fc2)
-            if layer.copied
+        layers = [layer for view in views for layer in (view.qkv_layer, view.project_layer, view.fc1, view.fc2)]
+        copied = [both for layer in layers for both in layer.copied]
+        self._all_kept = all(kept is not None for _, kept in copied)
+        # A flat list: this is read at every pass.
+        self._copied = [
+            (source, *before)
+            for sources, kept in copied
+            if kept is not None
+            for source, before in zip(sources, kept.before, strict=True)
         ]
 
     def is_current(self) -> bool:
         """Whether the same modules would give the same views again."""
-        if self._watch.changed() or any("forward" in attributes for attributes in self._attributes):
+        if not self._all_kept or self._watch.changed():
             return False
-        if any(own[name] != before for own, name, before in self._settings):
-            return False
-        return all(layer.is_current for layer in self._layers)
+        for attributes in self._attributes:
+            if "forward" in attributes:
+                return False
+        for own, name, before in self._settings:
+            if own[name] != before:
+                return False
+        # That the sources are the same tensors in the same memory was seen by the watch.
+        for source, version, sample, values in self._copied:
+            if source._version != version or sample.tobytes() != values:
+                return False
+        return True
 
 
 def _all_owned(views: Sequence[OneDnnView], blocks: Sequence[nn.Module]) -> bool:

@@ -13,7 +13,6 @@ from adamerge.core.layer_numbers import calibrated
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import PerImage
 from adamerge.runtime.packed.links import PackedLinks
-from adamerge.runtime.packed.split import ImageSplit
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,9 @@ def select_links(links: PackedLinks, recipe: Recipe, layer: int) -> Selection:
 
 def redundancy_of(links: PackedLinks) -> PerImage:
     """The mean value of each image's links."""
-    number = torch.tensor([split.sources for split in links.splits]).clamp_min(1)
-    return torch.where(torch.from_numpy(source_mask(links)), links.value, 0).sum(1) / number
+    value = np.where(source_mask(links), links.value.numpy(), 0)
+    number = np.array([max(split.sources, 1) for split in links.splits], dtype=value.dtype)
+    return torch.from_numpy(value.sum(1) / number)
 
 
 def source_mask(links: PackedLinks) -> np.ndarray:
@@ -57,18 +57,20 @@ def source_mask(links: PackedLinks) -> np.ndarray:
 
 def _strongest(links: PackedLinks, number: Sequence[int]) -> Selection:
     """The strongest links of each image, `number` of them; ties go to the lower index, and NaN comes first."""
-    most = max(number)
-    # Sorted upwards.  Sources rank before all other columns, even if their value is -inf.
-    value = links.value.numpy()
-    rank = -value.clip(np.finfo(value.dtype).min)
-    rank[np.isnan(rank)] = -np.inf
-    if not _all_alike(links.splits):
-        rank[~source_mask(links)] = np.inf
-    elif links.splits:
-        rank = rank[:, : links.splits[0].sources]
+    most, value, first = max(number), links.value.numpy(), links.splits[0]
+    # Sorted upwards.
+    if all(split.n == first.n for split in links.splits):
+        rank = -value[:, : first.sources]
+    else:
+        # Sources rank before all other columns, even if their value is -inf.
+        rank = np.where(source_mask(links), -np.maximum(value, np.finfo(value.dtype).min), np.inf)
+    missing = np.isnan(rank)
+    if missing.any():
+        rank[missing] = -np.inf
     best = rank.argsort(axis=1, kind="stable")[:, :most]
     if min(number) == most:
-        return Selection(np.arange(len(best)).repeat(most), np.sort(best, axis=1).ravel(), number)
+        best.sort(axis=1)
+        return Selection(np.arange(len(best)).repeat(most), best.ravel(), number)
     merged = np.zeros(rank.shape, dtype=bool)
     np.put_along_axis(merged, best, np.arange(most) < np.array(number)[:, None], axis=1)
     image, source = merged.nonzero()
@@ -85,7 +87,3 @@ def _by_z_score(budget: ZScore, layer: int, redundancy: float) -> int:
     # Beyond this the sigmoid is 0 or 1, and the exponential would overflow.
     share = 1 / (1 + math.exp(-max(min(steepness, 700.0), -700.0)))
     return min(math.floor(budget.most(layer) * share), MOST_TOKENS)
-
-
-def _all_alike(splits: Sequence[ImageSplit]) -> bool:
-    return all(split.n == splits[0].n for split in splits)

@@ -1,6 +1,7 @@
 """Which tokens of one image are sources and which are targets, as slices of its rows."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from adamerge.core.match import Alternating, Sequential, SplitRule
 
@@ -29,6 +30,7 @@ class ImageSplit:
         return slice(self.first_target, self.first_target + self.step * self.targets, self.step)
 
 
+@lru_cache(1024)
 def split_image(rule: SplitRule, prefix: int, n: int) -> ImageSplit:
     """The sides that `rule`, `Sequential` or `Alternating`, gives an image with `n` patch tokens."""
     if isinstance(rule, Sequential):
