@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, get_args
@@ -103,9 +103,12 @@ def bench(
 
 def _begin(out: str | os.PathLike[str] | None, common: Mapping[str, Any], sizes: Sequence[int]) -> None:
     """Write what was asked for, and a file with the names of the columns: a report can read the run from now on."""
-    if out is not None:
-        note_request(out, {key: common[key] for key in ("model", "image_size", "dtype", "device")}, sizes)
-        _add(out, [], [])
+    if out is None:
+        return
+    note_request(out, {key: common[key] for key in ("model", "image_size", "dtype", "device")}, sizes)
+    # A full disk stops the run after its first rows, which are shown then.
+    with suppress(BadOutput):
+        append_rows(out, [])
 
 
 def _add(out: str | os.PathLike[str] | None, new: Sequence[BenchmarkRow], rows: Sequence[BenchmarkRow]) -> None:
