@@ -1,5 +1,7 @@
 """Salience is in [0, 1], does not depend on padding and is the paper's equation."""
 
+from dataclasses import replace
+
 import pytest
 import reference
 import torch
@@ -8,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adamerge.core.errors import BadOption
-from adamerge.core.evidence import Widths
-from adamerge.core.salience import Centrality, Uniform, min_max_scale
+from adamerge.core.evidence import Heads, Widths
+from adamerge.core.salience import Centrality, Sharpness, Uniform, min_max_scale
 
 
 @pytest.mark.parametrize("affinity", AFFINITIES)
@@ -120,6 +122,36 @@ def test_an_image_with_nan_tokens_changes_no_other_image():
 def test_salience_has_the_gradient_of_its_equation(affinity):
     x = noise(2, 5, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda a: Centrality(affinity)(seen(a)), (x,))
+
+
+def attended(query, count=None, bias=None):
+    """Tokens with these queries in one head, which are also their keys."""
+    heads = Heads(query[:, :, None], query[:, :, None], query[:, :, None], 1.0, bias)
+    return replace(seen(query, count=count), heads=heads)
+
+
+def test_sharpness_has_a_finite_gradient_where_attention_is_zero_and_none_goes_into_the_padding():
+    """The derivative of the entropy is infinite there: at padding, and where the softmax underflows."""
+    x = noise(2, 9, 3, seed=2).requires_grad_()
+    hidden = torch.zeros(2, 1, 1, 9, dtype=x.dtype)
+    hidden[0, ..., 7:] = -torch.inf
+    hidden[1, ..., 0] = -1e4
+    evidence = attended(x, torch.tensor([7, 9]), hidden)
+    assert (evidence.attention == 0).any(2).all(), "every token has a weight of 0"
+    Sharpness()(evidence)[:, :7].square().sum().backward()
+    assert x.grad is not None and x.grad.isfinite().all()
+    assert (x.grad[:, :7].abs().sum((1, 2)) > 0).all() and (x.grad[0, 7:] == 0).all()
+
+
+def test_a_weight_of_zero_adds_nothing_to_the_entropy_and_not_a_number_stays_one():
+    x = noise(1, 6, 3, seed=4)
+    hidden = torch.zeros(1, 1, 1, 6, dtype=x.dtype)
+    hidden[..., 4:] = -torch.inf
+    alone = Sharpness()(attended(x[:, :4]))
+    assert 0 < (alone > 0).sum() < 4
+    torch.testing.assert_close(Sharpness()(attended(x, torch.tensor([4]), hidden))[:, :4], alone)
+    x[0, 2, 1] = torch.nan
+    assert Sharpness()(attended(x)).isnan().all()
 
 
 def test_the_affinity_costs_one_product_of_all_pairs_and_uniform_salience_nothing():

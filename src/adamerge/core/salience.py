@@ -110,7 +110,10 @@ class Sharpness:
     needs_attention: ClassVar[str] = "weights"
 
     def __call__(self, evidence: Evidence) -> PerToken:
-        sharp = torch.special.entr(evidence.attention).sum(-1).neg()[:, evidence.prefix :]
+        weights = evidence.attention
+        # A weight of 0, such as that of padding, adds nothing and has no gradient.  The derivative of the entropy is
+        # infinite there, and times the 0 of the softmax not a number.
+        sharp = torch.special.entr(torch.where(weights == 0, 1, weights)).sum(-1).neg()[:, evidence.prefix :]
         sharp = min_max_scale(sharp, evidence.valid)
         mean = sharp.sum(1, keepdim=True) / evidence.counts[:, None]
         return torch.where(sharp < mean, 0, sharp)
