@@ -38,8 +38,8 @@ _PAIRS = (
     ("sum", "mean"),
 )
 NAMES = {**dict(_PAIRS), **{b: a for a, b in _PAIRS}}
-# Arguments that only change what is shown.
-SHOWN = {"desc", "total", "disable", "stacklevel", "indent", "progress", "leave", "encoding"}
+# Arguments that only change what is shown; `strict` of a zip is an assertion.
+SHOWN = {"desc", "total", "disable", "stacklevel", "indent", "progress", "leave", "encoding", "strict"}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ benchmarks/equivalent_mutants.tsv and are not counted.
 
 import argparse
 import json
+import math
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -25,46 +27,17 @@ from pathlib import Path
 from typing import Any
 
 from mutants import Mutant, mutants
+from mutation_areas import AREAS, FIRST
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = ROOT / "benchmarks" / "results" / "mutation.csv"
 EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.tsv"
 COPIED = ("src", "tests", "benchmarks", "docs", "pyproject.toml")
-# The sources of each area, and the tests nearest to them: those of a file's own name first.
-AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "core": (("core/*.py",), ("tests/core", "tests/methods/test_rivals.py", "tests/test_broken_files.py")),
-    "methods": (
-        ("methods/**/*.py",),
-        ("tests/methods", "tests/docs/test_methods_page.py"),
-    ),
-    "evaluation": (
-        ("evaluation.py", "timing.py", "experiments/comparison_rows.py"),
-        (
-            "tests/test_evaluation.py",
-            "tests/experiments/test_comparison_figures.py",
-            "tests/experiments/test_compare.py",
-        ),
-    ),
-    "flops": (("flops.py",), ("tests/test_flops.py",)),
-    "search": (
-        ("search/*.py",),
-        (
-            "tests/search/test_searching.py",
-            "tests/search/test_schedule.py",
-            "tests/search/test_options.py",
-            "tests/search/test_latency.py",
-            "tests/search/test_tune.py",
-            "tests/search/test_solve.py",
-            "tests/search/test_presets.py",
-        ),
-    ),
-    "calibration": (
-        ("calibration.py", "runtime/layerwise.py"),
-        ("tests/test_calibration.py", "tests/test_calibrated_model.py", "tests/runtime/test_layerwise.py"),
-    ),
-}
-# A mutant may take this many times as long as the tests without one.
+# A mutant may take this many times as much processor time as the tests without one, and this many times as long as that
+# processor time: other processes may have the cores.
 PATIENCE = 3.0
+WAITING = 20.0
+POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
@@ -114,7 +87,7 @@ def sample(tree: Path, area: str, number: int, seed: int) -> list[Task]:
     tasks = []
     for path in files:
         name = path.relative_to(tree / "src" / "adamerge").as_posix()
-        nearest = nearest_tests(tree, path.stem, tests)
+        nearest = nearest_tests(tree, name, tests)
         tasks += [Task(area, name, mutant, nearest) for mutant in mutants(path.read_text(encoding="utf-8"))]
     tasks = [task for task in tasks if task.name not in skipped]
     if not 0 < number < len(tasks):
@@ -124,14 +97,19 @@ def sample(tree: Path, area: str, number: int, seed: int) -> list[Task]:
     return sorted(tasks, key=lambda task: rank[task.name])[:number]
 
 
-def nearest_tests(tree: Path, stem: str, tests: Sequence[str]) -> tuple[str, ...]:
-    """The test files of an area that there are; those whose name has the name of the source file come first."""
-    found = []
-    for name in tests:
-        path = tree / name
+def nearest_tests(tree: Path, name: str, tests: Sequence[str]) -> tuple[str, ...]:
+    """The test files of an area that there are, the nearest to a source file first.
+
+    These are the ones that `FIRST` has for the file, then those whose name has the name of the file.
+    """
+    found, first, stem = [], FIRST.get(name, ()), Path(name).stem
+    for test in tests:
+        path = tree / test
         found += sorted(path.glob("test_*.py")) if path.is_dir() else [path] if path.exists() else []
-    found.sort(key=lambda path: stem not in path.stem)
-    return tuple(path.relative_to(tree).as_posix() for path in found)
+    names = [path.relative_to(tree).as_posix() for path in found]
+    ahead = [test for test in first if test in names]
+    names.sort(key=lambda test: (ahead.index(test) if test in ahead else len(ahead), stem not in Path(test).stem))
+    return tuple(names)
 
 
 def equivalent_names(path: Path) -> set[str]:
@@ -187,7 +165,7 @@ def try_all(tree: Path, tasks: Sequence[Task], state: State, until: float) -> bo
 
 
 def time_tests(tree: Path, tests: Sequence[str], state: State) -> float:
-    """Seconds that the tests take without a mutant, from the state if they are there.  Writes the bytecode."""
+    """Seconds of processor time of the tests without a mutant, from the state if they are there.  Writes bytecode."""
     name = f"without a mutant: {' '.join(sorted(tests))}"
     known = name in state.known
     outcome, seconds = run_tests(tree, ["--collect-only", *tests] if known else tests, 900, write_bytecode=True)
@@ -215,20 +193,25 @@ def try_mutant(tree: Path, task: Task, limit: float) -> tuple[str, float]:
 
 
 def run_tests(tree: Path, tests: Sequence[str], limit: float, write_bytecode: bool = False) -> tuple[str, float]:
-    """Run tests in a child of this process, which has torch loaded already: "survived", "killed" or "timed out"."""
+    """Run tests in a child of this process, which has torch loaded already: "survived", "killed" or "timed out".
+
+    Also gives the seconds of processor time.  `limit` is in them, so that a busy machine makes no mutant late.  Time
+    passes by polls: a process that was stopped and goes on has lost none.
+    """
     preload()
-    begin = time.monotonic()
     child = os.fork()
     if child == 0:
-        _run_and_exit(tree, tests, write_bytecode)
+        _run_and_exit(tree, tests, limit, write_bytecode)
     ended = False
     try:
-        while time.monotonic() - begin < limit:
-            pid, status = os.waitpid(child, os.WNOHANG)
+        for _ in range(int(WAITING * limit / POLL_SECONDS)):
+            pid, status, usage = os.wait4(child, os.WNOHANG)
             if pid:
                 ended = True
-                return ("survived" if status == 0 else "killed"), time.monotonic() - begin
-            time.sleep(0.02)
+                late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+                outcome = "timed out" if late else "survived" if status == 0 else "killed"
+                return outcome, usage.ru_utime + usage.ru_stime
+            time.sleep(POLL_SECONDS)
         return "timed out", limit
     finally:
         if not ended:
@@ -252,9 +235,10 @@ def preload() -> None:
     assert hypothesis and jaxtyping and timm and transformers
 
 
-def _run_and_exit(tree: Path, tests: Sequence[str], write_bytecode: bool) -> None:
+def _run_and_exit(tree: Path, tests: Sequence[str], limit: float, write_bytecode: bool) -> None:
     os.setsid()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit) + 10))
     code: Any = 1
     try:
         output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -96,6 +96,25 @@ def test_only_noise_tells_a_tie_of_alike_tokens_from_a_wrong_plan(case, monkeypa
         assert (outcome.near_tie, bool(outcome.problems)) == (tie, not tie), images
 
 
+def test_outputs_apart_by_rounding_are_no_failure_and_a_wrong_output_is(case, monkeypatch):
+    """Large tokens without a norm before the first block: softmax turns their rounding into 1/1000 of the output."""
+    fuzz_checks, fuzz_cases = (import_module(name) for name in ("fuzz_checks", "fuzz_cases"))
+    rounded = fuzz_cases.draw_case(4, 6321)
+    assert any(
+        "packed and the reference differ by" in line
+        for line in fuzz_checks._try_in(rounded, torch.float32, False).problems
+    )
+    outcome = fuzz_checks.try_case(rounded)
+    assert (outcome.problems, outcome.near_tie) == ([], True)
+    # Wrong in float32 alone, and by far more than its rounding.
+    finish = reference.finish
+    monkeypatch.setattr(
+        reference, "finish", lambda *a, **k: (x := finish(*a, **k)).roll(int(x.dtype == torch.float32), -1)
+    )
+    outcome = fuzz_checks.try_case(case)
+    assert outcome.problems and not outcome.near_tie
+
+
 def test_an_image_that_spoils_another_is_noticed_unless_products_of_the_machine_do_so(case, monkeypatch):
     fuzz_checks = import_module("fuzz_checks")
 
