@@ -47,6 +47,15 @@ def test_links_in_a_circle_give_every_image_once(tmp_path):
     assert find_images(tmp_path) == (["a"], files)
 
 
+def test_links_back_to_the_folder_of_all_classes_give_no_image_twice(tmp_path):
+    files = [(picture(tmp_path / "a" / "1.png"), 0), (picture(tmp_path / "b" / "2.png"), 1)]
+    (tmp_path / "a" / "back").symlink_to(tmp_path)
+    assert find_images(tmp_path) == (["a", "b"], files)
+    (tmp_path / "self").symlink_to(tmp_path)
+    with pytest.warns(UserWarning, match="hold no images and are skipped, .*: self$"):
+        assert find_images(tmp_path) == (["a", "b", "self"], files)
+
+
 def test_hidden_folders_are_no_classes(tmp_path):
     files = [(picture(tmp_path / "a" / "1.png"), 0)]
     picture(tmp_path / ".cache" / "1.png")

@@ -22,7 +22,8 @@ def find_images(root: str | Path, labelled: bool = True) -> tuple[list[str], lis
         raise BadImages(f"{root} is not a folder; expected one folder per class with images inside")
     root = root or "."
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
-    samples = [(path, label) for label, name in enumerate(classes) for path in _images_in(os.path.join(root, name))]
+    homes, above = [os.path.join(root, name) for name in classes], frozenset([os.path.realpath(root)])
+    samples = [(path, label) for label, home in enumerate(homes) for path in _images_in(home, above)]
     if not samples and not labelled:
         classes, samples = [Path(root).name], [(path, 0) for path in images_below(root)]
     if not samples:
@@ -65,12 +66,12 @@ def read_image(path: str | BytesIO) -> Any:
             return image.convert("RGB")
 
 
-def _images_in(folder: str) -> list[str]:
-    """The image files in a folder and below it, sorted by folder and then by name."""
+def _images_in(folder: str, above: frozenset[str] = frozenset()) -> list[str]:
+    """The image files in a folder and below it, sorted by folder and then by name; links to `above` are left out."""
     extensions = image_extensions()
     return [
         os.path.join(home, name)
-        for home, names in sorted(_walk(folder))
+        for home, names in sorted(_walk(folder, above))
         for name in sorted(names)
         if name.lower().endswith(extensions)
     ]
