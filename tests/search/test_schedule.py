@@ -37,3 +37,11 @@ def test_presets_spread_their_merges_over_any_depth(depth):
             assert len(spread) == depth and min(spread) >= 0 and max(spread) > 0
     firsts = [first_layer_and_slope(cut, depth)[0] for cut in (0.1, 0.2, 0.4, 0.5, 0.6)]
     assert firsts == sorted(firsts, reverse=True), "the more is cut, the earlier merging begins"
+
+
+def test_the_first_layer_and_the_slope_of_the_preset_with_twelve_layers_are_known():
+    found = [first_layer_and_slope(cut, 12) for cut in (0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.9)]
+    assert found == [(5, 1.0), (5, 1.0), (4, 1.0), (4, 0.0), (3, 0.0), (2, 2.0), (1, 2.0)]
+    assert first_layer_and_slope(0.1, 24)[0] == 10 and first_layer_and_slope(0.1, 1)[0] == 0
+    assert rates(0.2, 12) == (*(0.0,) * 4, *(pytest.approx(1 + n / 7) for n in range(7)), MERGE_ALL)
+    assert rates(0.2, 12, reads_patches=True)[-1] == 2.0

@@ -32,3 +32,12 @@ def test_a_preset_is_the_recipe_of_best(label):
 def test_wrong_variants_of_the_preset_are_refused(options: Mapping[str, Any], native, told):
     with pytest.raises(BadOption, match=f"^{told}$"):
         check_variant(Variant("preset", options), native=native)
+
+
+def test_the_options_of_a_native_variant_set_its_strength_and_those_of_others_leave_it_open():
+    check_variant(Variant("tome", {"proportional_attention": False}))
+    check_variant(Variant("tome", {"r": 3}), native=True)
+    with pytest.raises(BadOption, match=r"tome cannot be made with \{\}: .*'r'"):
+        check_variant(Variant("tome"), native=True)
+    with pytest.raises(BadOption, match=r"tome cannot be made with .*unexpected keyword argument 'bogus'"):
+        check_variant(Variant("tome", {"bogus": 3}))
