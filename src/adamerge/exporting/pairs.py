@@ -1,6 +1,6 @@
 """Which tokens merge at a layer with a fixed count, found by sorts and comparisons."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -8,9 +8,12 @@ from torch.nn.functional import normalize
 
 from adamerge.core.errors import CannotExport
 from adamerge.core.evidence import Evidence
-from adamerge.core.match import Alternating, Bipartite, Everywhere, Links, Sequential
+from adamerge.core.match import Alternating, Bipartite, Everywhere, Keys, Links, Sequential
 from adamerge.core.recipe import Recipe
 from adamerge.exporting.state import count, rows
+
+# Numbers in the largest constant matrix of a layer.
+LARGEST_TABLE = 2**16
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,13 @@ class MergePairs:
     * `kept`: the token that becomes each of the `m` tokens after the merge, `(b, m)`.
     * `source`: the tokens that are merged into others, `(b, r)`.
     * `slot`: which of the `m` tokens each of those becomes part of, `(b, r)`.
+    * `onto`: the same as one-hot rows, `(b, r, m)`.
     """
 
     kept: Tensor
     source: Tensor
     slot: Tensor
+    onto: Tensor
 
 
 def find_pairs(recipe: Recipe, evidence: Evidence, salience: Tensor) -> MergePairs | None:
@@ -68,8 +73,11 @@ def _between_sides(
     r = min(asked, min(len(source), len(target)) if half else len(source))
     if r <= 0 or not len(target):
         return None
-    features = normalize(links.metric(evidence), dim=-1)
-    similarity = _part(features, source) @ _part(features, target).mT
+    # Keys are there for all tokens: the prefix need not be cut off first.
+    whole = isinstance(links.metric, Keys)
+    features = normalize(links.metric(replace(evidence, prefix=0) if whole else evidence), dim=-1)
+    before = evidence.prefix if whole else 0
+    similarity = _part(features, source, before) @ _part(features, target, before).mT
     chosen, rest = _split(links.score(similarity.amax(-1), _part(salience, source)), r)
     # A search for the greatest is slow in some engines: only in the rows of those that merge.
     which = rows(similarity, chosen).argmax(-1)
@@ -77,7 +85,9 @@ def _between_sides(
         prefix = evidence.prefix
         first = _constant(range(prefix), rest), _numbered(rest.sort(1).values, source) + prefix
         kept = torch.cat([*first, _constant([prefix + i for i in target], rest)], 1)
-        return MergePairs(kept, _numbered(chosen, source) + prefix, which + (prefix + len(source) - r))
+        first_target = prefix + len(source) - r
+        onto = one_hot(which, len(target), first_target)
+        return MergePairs(kept, _numbered(chosen, source) + prefix, which + first_target, onto)
     rest = torch.cat([_numbered(rest, source), _constant(target, rest)], 1)
     return _in_order(evidence, _numbered(chosen, source), _numbered(which, target), rest)
 
@@ -86,8 +96,19 @@ def _in_order(evidence: Evidence, source: Tensor, target: Tensor, rest: Tensor) 
     """Pairs of patch tokens whose other tokens, `rest`, stay in their order."""
     prefix = evidence.prefix
     kept = torch.cat([_constant(range(prefix), rest), rest + prefix], 1).sort(1).values
-    slot = target - count(source[:, None, :] <= target[:, :, None])
-    return MergePairs(kept, source + prefix, slot + prefix)
+    slot = target - count(source[:, None, :] <= target[:, :, None]) + prefix
+    return MergePairs(kept, source + prefix, slot, one_hot(slot, kept.shape[1]))
+
+
+def one_hot(index: Tensor, n: int, before: int = 0) -> Tensor:
+    """One-hot rows of length `before + n` for indices from 0 to n-1, `(b, k, before + n)`; the first `before` are 0.
+
+    Rows of a constant matrix, which is one operator in every engine; comparisons where the matrix would be large.
+    """
+    if n * (before + n) > LARGEST_TABLE:
+        return index[..., None] + before == torch.arange(before + n, device=index.device)
+    table = torch.nn.functional.pad(torch.eye(n, device=index.device), (before, 0))
+    return table.index_select(0, index.flatten()).view(*index.shape, before + n)
 
 
 def _split(value: Tensor, r: int) -> tuple[Tensor, Tensor]:
@@ -96,9 +117,12 @@ def _split(value: Tensor, r: int) -> tuple[Tensor, Tensor]:
     return order[:, :r], order[:, r:]
 
 
-def _part(x: Tensor, which: range) -> Tensor:
-    """The tokens of a range, or values of them; OpenVINO gathers rows faster than it takes slices with a step."""
-    return x.index_select(1, torch.tensor(list(which), device=x.device))
+def _part(x: Tensor, which: range, before: int = 0) -> Tensor:
+    """The tokens of a range, or values of them, in an `x` that has so many rows `before` them.
+
+    OpenVINO gathers rows faster than it takes slices with a step.
+    """
+    return x.index_select(1, torch.tensor([before + token for token in which], device=x.device))
 
 
 def _numbered(index: Tensor, which: range) -> Tensor:
