@@ -124,8 +124,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=512, help="to train on")
     parser.add_argument("--test", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--learning-rate", type=float, default=1e-4)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--label-smoothing", type=float, default=0.1, help="as when the model was trained")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{NAME}.csv")
     given = parser.parse_args()
     test = Drawn.make(given.test, TEST_SEED)
@@ -139,6 +140,7 @@ def main() -> None:
             epochs=given.epochs,
             learning_rate=given.learning_rate,
             batch_size=given.batch_size,
+            label_smoothing=given.label_smoothing,
             recalibrate=1,
             calibration_images=64,
             seed=seed,
@@ -185,7 +187,7 @@ def row(
         "loss_training": last,
         "seconds": round(seconds, 1),
         "images": images,
-        **{name: used[name] for name in ("epochs", "learning_rate", "batch_size")},
+        **{name: used[name] for name in ("epochs", "learning_rate", "batch_size", "label_smoothing")},
         "test_images": len(after.right),
         "device": f"cpu, {torch.get_num_threads()} threads",
         "torch": versions()["torch"],
