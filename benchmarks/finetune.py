@@ -3,7 +3,8 @@
 Images come from the embedded generator.  All runs have the same number of images, steps and the same learning rate.  A
 seed gives the training images and their order; the test images are the same in all runs.  Each row has the answers on
 every test image, so that `benchmarks/tables.py` finds intervals over seeds and images.  Rows are added to the file as
-they are measured, and rows that are there are skipped.  About half an hour on one core:
+they are measured, and rows that are there are skipped; several processes may share the methods and cuts.  About a
+quarter of an hour on one core:
 
     OMP_NUM_THREADS=1 python benchmarks/finetune.py
 """
@@ -51,10 +52,16 @@ class Drawn:
     labels: Tensor
 
     @classmethod
-    def make(cls, number: int, seed: int) -> "Drawn":
-        """The first images of a seed of the generator."""
+    def make(cls, number: int, seed: int, kept: Path | None) -> "Drawn":
+        """The first images of a seed of the generator, from the folder `kept` if they are there."""
+        path = None if kept is None else kept / f"{number}-images-of-seed-{seed}.pt"
+        if path is not None and path.exists():
+            return cls(**torch.load(path, weights_only=True))
         some = scenes(0, number, seed=seed)
-        return cls((some.images * 255).round().to(torch.uint8), some.labels)
+        drawn = cls((some.images * 255).round().to(torch.uint8), some.labels)
+        if path is not None:
+            torch.save({"images": drawn.images, "labels": drawn.labels}, path)
+        return drawn
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -121,21 +128,22 @@ def main() -> None:
     parser.add_argument("--methods", default="none,tome,adamerge,preset", help="labels, separated by commas")
     parser.add_argument("--cuts", default="0.2,0.4,0.6")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--images", type=int, default=512, help="to train on")
-    parser.add_argument("--test", type=int, default=1000)
+    parser.add_argument("--images", type=int, default=384, help="to train on")
+    parser.add_argument("--test", type=int, default=600)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=5e-5)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--label-smoothing", type=float, default=0.1, help="as when the model was trained")
+    parser.add_argument("--drawn", type=Path, help="a folder that keeps drawn images, for several processes")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{NAME}.csv")
     given = parser.parse_args()
-    test = Drawn.make(given.test, TEST_SEED)
+    test = Drawn.make(given.test, TEST_SEED, given.drawn)
     calibration = list(preprocess(scenes(0, 96, seed=CALIBRATION_SEED).images).split(32))
     kept = read_table(given.out.read_text(encoding="utf-8")) if given.out.exists() else []
     done = {(row["method"], float(row["target_cut"]), int(row["seed"])) for row in kept}
     recipes: dict[tuple[str, float], tuple[Recipe, Answers]] = {}
     for seed in range(given.seeds):
-        training = Drawn.make(given.images, FIRST_SEED + seed)
+        training = Drawn.make(given.images, FIRST_SEED + seed, given.drawn)
         options = FinetuneOptions(
             epochs=given.epochs,
             learning_rate=given.learning_rate,
