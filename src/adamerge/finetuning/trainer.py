@@ -32,7 +32,7 @@ from adamerge.finetuning.samples import (
     read,
 )
 from adamerge.hosts.base import find_host
-from adamerge.patching.apply import apply, remove, stack_of
+from adamerge.patching.apply import apply, remove
 from adamerge.training_file import Checkpoint
 
 # A run continues only with the same images; this many are compared, as they are after augmentation.
@@ -168,10 +168,8 @@ class Finetuning:
         return {"loss": mean, "learning_rate": self.optimiser.param_groups[0]["lr"]}
 
     def _merged(self) -> nn.Module:
-        """The model, merging; on a CPU with padded batches, which train faster than single images."""
-        apply(self.model, with_fingerprint(self.recipe, {}))
-        stack_of(self.model).selector.per_image_on_cpu = False
-        return self.model
+        """The model, merging."""
+        return apply(self.model, with_fingerprint(self.recipe, {}))
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         options = self.options
