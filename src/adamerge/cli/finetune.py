@@ -79,6 +79,7 @@ def finetune(
 
     A run that was stopped continues when it is called again with the same --out.
     """
+    given = dict(locals())
     from adamerge.cli.chosen_method import make_calibrated, read_choice
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.training_data import training_data
@@ -86,15 +87,7 @@ def finetune(
     from adamerge.finetuning.options import FinetuneOptions
     from adamerge.finetuning.trainer import finetune as train
 
-    given: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
-    given |= {"accumulate": accumulate, "warm_up": warm_up, "ema": ema, "distillation": distillation, "mixup": mixup}
-    given |= {
-        "label_smoothing": label_smoothing,
-        "weight_decay": weight_decay,
-        "calibration_images": calibration_images,
-    }
-    given |= {"mixed_precision": mixed_precision, "recalibrate": recalibrate, "save_every": save_every}
-    options = FinetuneOptions(**given, seed=seed, workers=workers)
+    options = FinetuneOptions(**{name: given[name] for name in vars(FinetuneOptions()) if name in given})
     check_can_write(out, folder=True)
     _, choice = read_choice(method, context.args)
     net = load_model(model, weights, pretrained, device, "fp32", num_classes=num_classes)
@@ -106,13 +99,11 @@ def finetune(
     judged = EMBEDDED if judge is None and data == EMBEDDED else judge
     batches = None if judged is None else load_data(net, judged, seed=TEST_SEED, limit=limit, **reading)
     train(net, images, recipe, out, judge=batches, options=options)
-    _tell(out, model)
-    if batches is not None and (complaint := batches.complaint()) is not None:
-        note(complaint)
+    _tell(out, model, None if batches is None else batches.complaint())
 
 
-def _tell(out: Path, model: str) -> None:
-    """Say what became better, what was written and how to use it."""
+def _tell(out: Path, model: str, complaint: str | None) -> None:
+    """Say what became better, what was written, how to use it, and which images could not be read."""
     from adamerge.finetuning.outputs import RunFolder
 
     judged = RunFolder(out).figures("top1")
@@ -123,3 +114,5 @@ def _tell(out: Path, model: str) -> None:
     console.print(
         f"adamerge eval --model {model} --weights {weights} --recipe {recipe}", soft_wrap=True, highlight=False
     )
+    if complaint is not None:
+        note(complaint)
