@@ -12,12 +12,17 @@ from torch import Tensor
 from adamerge.core.errors import BadOption
 from adamerge.core.files import write_atomically
 
+OTHER_FILE = "give another file to resume from, or delete it"
+
 
 class Checkpoint:
-    """The file of a training, or none.  `task` identifies the training; a file of another task is refused."""
+    """The file of a training, or none.  `task` identifies the training; a file of another task is refused.
 
-    def __init__(self, path: str | os.PathLike[str] | None, task: Mapping[str, Any]):
-        self.path, self.task = None if path is None else Path(path), dict(task)
+    `advice` says what to do then.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None, task: Mapping[str, Any], advice: str = OTHER_FILE):
+        self.path, self.task, self.advice = None if path is None else Path(path), dict(task), advice
 
     def read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The tensors and the figures that were written last; None if there is no file."""
@@ -31,15 +36,13 @@ class Checkpoint:
                 task, figures = about["task"], about["figures"]
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
-            raise BadOption(
-                f"{self.path} is not the file of a training ({error}); give another file to resume from, or delete it"
-            ) from error
+            raise BadOption(f"{self.path} is not the file of a training ({error}); {self.advice}") from error
         mine = json.loads(json.dumps(self.task))
         if task != mine:
             differing = [name for name in mine if not isinstance(task, dict) or task.get(name) != mine[name]]
             raise BadOption(
                 f"{self.path} is the file of another training: it differs in {', '.join(differing) or 'its fields'}; "
-                "give another file to resume from, or delete it"
+                f"{self.advice}"
             )
         return tensors, figures
 

@@ -38,11 +38,3 @@ def test_a_mistake_gets_a_message(words, told, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert call("repair", *words) == 1
     assert told in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_model_is_finetuned_and_evaluated(tmp_path):
-    out = tmp_path / "tuned"
-    words = ["--method", "tome", "--r", "13", "--images", "8", "--batch-size", "4", "--epochs", "1", "--workers", "0"]
-    assert call("finetune", *words, "--out", str(out)) == 0
-    assert {"model.safetensors", "adamerge.json", "log.csv"} <= {path.name for path in out.iterdir()}
-    assert Recipe.load(out) == adamerge.methods.tome(13)

@@ -104,3 +104,17 @@ def test_an_empty_name_is_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     picture(Path("a/1.png"))
     assert find_images("") == (["a"], [("./a/1.png", 0)])
+
+
+def test_folders_with_the_names_of_the_models_classes_get_its_labels(tmp_path):
+    model = load()
+    names = model.pretrained_cfg["label_names"]  # pyright: ignore[reportIndexIssue, reportCallIssue, reportArgumentType]
+    for name in names:
+        picture(tmp_path / name / "1.png")
+    found = folder_loader(model, tmp_path, workers=0).dataset
+    assert found.classes == list(names) != sorted(names)  # pyright: ignore[reportAttributeAccessIssue]
+    assert [names[label] for _, label in found.samples] == sorted(names)  # pyright: ignore[reportAttributeAccessIssue]
+    for index, name in enumerate(sorted(names)):
+        (tmp_path / name).rename(tmp_path / f"{index:02}-{name}")
+    found = folder_loader(model, tmp_path, workers=0).dataset
+    assert [label for _, label in found.samples] == list(range(24))  # pyright: ignore[reportAttributeAccessIssue]

@@ -63,7 +63,9 @@ def test_a_merging_model_learns_and_everything_is_written(tmp_path):
     assert same(load_file(tmp_path / "model.safetensors"), weights(model))
     rows = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
     found = {name: [float(value) for _, each, value in rows if each == name] for name in ("loss", "top1")}
-    assert len(found["loss"]) == len(found["top1"]) == 6
+    assert len(found["loss"]) == 6 and len(found["top1"]) == 7
+    steps = [int(step) for step, name, _ in rows if name == "top1"]
+    assert steps == [0, 6, 12, 18, 24, 30, 36]
     assert found["loss"][-1] < 0.8 * found["loss"][0] and found["top1"][-1] > 0.8
     assert list((tmp_path / "tensorboard").iterdir())
     with pytest.raises(adamerge.AdamergeError, match="does not merge"):
@@ -97,7 +99,8 @@ def test_a_stopped_run_ends_with_the_same_weights(stop, tmp_path, monkeypatch):
     assert same(weights(again), weights(whole))
     for name in STATES:
         assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    with pytest.raises(BadOption, match="is the file of another training: it differs in learning_rate;"):
+    refusal = "is the file of another training: it differs in learning_rate; choose another folder for the results, or "
+    with pytest.raises(BadOption, match=refusal):
         run(tmp_path / "part", published(r_max=4.0), drop=0.1, **{**options, "learning_rate": 1.0})
 
 
@@ -134,6 +137,32 @@ def test_the_patch_of_a_repaired_recipe_becomes_a_part_of_the_weights(tmp_path):
     assert torch.equal(trained.norm.bias, start.norm.bias + 1)
     assert torch.equal(trained.norm.weight, start.norm.weight)
     assert adamerge.load_recipe(tmp_path).patch is None
+
+
+def test_a_run_does_not_continue_with_other_images(tmp_path):
+    class Mirrored(Colours):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            image, label = super().__getitem__(index)
+            return image.flip(-1), label
+
+    class Relabelled(Colours):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            image, label = super().__getitem__(index)
+            return image, (label + 1) % 3
+
+    run(tmp_path, tome(2), epochs=1)
+    for data in (Mirrored(), Relabelled()):
+        with pytest.raises(BadOption, match="differs in some_images"):
+            adamerge.finetune(make_model(), data, tome(2), tmp_path, options=FinetuneOptions(**{**QUICK, "epochs": 1}))
+
+
+def test_labels_that_the_model_has_no_class_for_are_refused(tmp_path):
+    class TooMany(Colours):
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return super().__getitem__(index)[0], 3 if index == 17 else 0
+
+    with pytest.raises(BadImages, match="a label is 3, but the model has 3 classes, 0 to 2"):
+        adamerge.finetune(make_model(), TooMany(), tome(2), tmp_path, options=FinetuneOptions(**QUICK))
 
 
 def test_mistakes_are_named(tmp_path, unchecked):

@@ -8,6 +8,7 @@ import typer
 from adamerge.cli.flags import (
     EMBEDDED,
     Calibration,
+    CalibrationImages,
     Device,
     Limit,
     Method,
@@ -17,12 +18,15 @@ from adamerge.cli.flags import (
     Weights,
     Workers,
     console,
+    note,
 )
 from adamerge.core.files import check_can_write
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for weights, recipe, figures and the checkpoint.")]
 Data = Annotated[str, typer.Option("--data", help="An ImageFolder to train on, or 'embedded'.")]
-Judge = Annotated[str | None, typer.Option("--judge", help="An ImageFolder to measure top-1 on after each epoch.")]
+Judge = Annotated[
+    str | None, typer.Option("--judge", help="An ImageFolder to measure top-1 on, at first and after each epoch.")
+]
 Epochs = Annotated[int, typer.Option("--epochs", help="Passes over the images.")]
 LearningRate = Annotated[float, typer.Option("--learning-rate", help="The largest learning rate.")]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Images in a batch.")]
@@ -30,6 +34,8 @@ Accumulate = Annotated[int, typer.Option("--accumulate", help="Batches in a step
 WarmUp = Annotated[int, typer.Option("--warm-up", help="Epochs in which the learning rate rises.")]
 Ema = Annotated[float, typer.Option("--ema", help="Decay of the moving average of the weights; 0: none.")]
 Distillation = Annotated[float, typer.Option("--distillation", help="Share of the loss to the unmerged model.")]
+LabelSmoothing = Annotated[float, typer.Option("--label-smoothing", help="Share of the target of all classes.")]
+WeightDecay = Annotated[float, typer.Option("--weight-decay", help="Of weights; norms and biases have none.")]
 Mixup = Annotated[float, typer.Option("--mixup", help="Strength of mixup; 0: none.")]
 Augment = Annotated[str, typer.Option("--augment", help="timm's auto-augmentation, such as rand-m9-mstd0.5; or none.")]
 MixedPrecision = Annotated[bool, typer.Option("--mixed-precision", help="Compute in bfloat16 by autocast.")]
@@ -49,6 +55,7 @@ def finetune(
     judge: Judge = None,
     method: Method = "preset",
     calibration: Calibration = None,
+    calibration_images: CalibrationImages = 256,
     epochs: Epochs = 30,
     learning_rate: LearningRate = 5e-6,
     batch_size: BatchSize = 64,
@@ -56,6 +63,8 @@ def finetune(
     warm_up: WarmUp = 0,
     ema: Ema = 0.0,
     distillation: Distillation = 0.0,
+    label_smoothing: LabelSmoothing = 0.0,
+    weight_decay: WeightDecay = 0.05,
     mixup: Mixup = 0.0,
     augment: Augment = "rand-m9-mstd0.5-inc1",
     mixed_precision: MixedPrecision = False,
@@ -70,6 +79,7 @@ def finetune(
 
     A run that was stopped continues when it is called again with the same --out.
     """
+    given = dict(locals())
     from adamerge.cli.chosen_method import make_calibrated, read_choice
     from adamerge.cli.loading import load_data, load_model
     from adamerge.cli.training_data import training_data
@@ -77,10 +87,7 @@ def finetune(
     from adamerge.finetuning.options import FinetuneOptions
     from adamerge.finetuning.trainer import finetune as train
 
-    given: dict[str, Any] = {"epochs": epochs, "learning_rate": learning_rate, "batch_size": batch_size}
-    given |= {"accumulate": accumulate, "warm_up": warm_up, "ema": ema, "distillation": distillation, "mixup": mixup}
-    given |= {"mixed_precision": mixed_precision, "recalibrate": recalibrate, "save_every": save_every}
-    options = FinetuneOptions(**given, seed=seed, workers=workers)
+    options = FinetuneOptions(**{name: given[name] for name in vars(FinetuneOptions()) if name in given})
     check_can_write(out, folder=True)
     _, choice = read_choice(method, context.args)
     net = load_model(model, weights, pretrained, device, "fp32", num_classes=num_classes)
@@ -92,4 +99,20 @@ def finetune(
     judged = EMBEDDED if judge is None and data == EMBEDDED else judge
     batches = None if judged is None else load_data(net, judged, seed=TEST_SEED, limit=limit, **reading)
     train(net, images, recipe, out, judge=batches, options=options)
-    console.print(f"wrote {out / 'model.safetensors'} and {out / 'adamerge.json'}", soft_wrap=True, highlight=False)
+    _tell(out, model, None if batches is None else batches.complaint())
+
+
+def _tell(out: Path, model: str, complaint: str | None) -> None:
+    """Say what became better, what was written, how to use it, and which images could not be read."""
+    from adamerge.finetuning.outputs import RunFolder
+
+    judged = RunFolder(out).figures("top1")
+    if judged:
+        console.print(f"top-1 {judged[0]:.2%} before, {judged[-1]:.2%} after", highlight=False)
+    weights, recipe = out / "model.safetensors", out / "adamerge.json"
+    console.print(f"wrote {weights} and {recipe}; use them with", soft_wrap=True, highlight=False)
+    console.print(
+        f"adamerge eval --model {model} --weights {weights} --recipe {recipe}", soft_wrap=True, highlight=False
+    )
+    if complaint is not None:
+        note(complaint)

@@ -70,9 +70,12 @@ def _embedded(weights: Path | None, pretrained: bool, shape: Shape) -> nn.Module
         raise BadOption(f"the embedded model takes images of 224 pixels; got --image-size {shape.image_size}")
     if shape.num_classes is not None:
         raise BadOption("the embedded model has its own classes; leave --num-classes out")
-    if weights is not None or pretrained:
-        raise BadOption("the embedded model brings its own weights; leave --weights and --pretrained out")
-    return load()
+    if pretrained:
+        raise BadOption("the embedded model brings its own weights; leave --pretrained out")
+    model = load()
+    if weights is not None:
+        load_weights(model, weights)
+    return model
 
 
 def _timm(name: str, weights: Path | None, pretrained: bool, random: bool, shape: Shape) -> nn.Module:

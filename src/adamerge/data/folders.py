@@ -60,8 +60,9 @@ def folder_loader(
     """Batches of an ImageFolder with timm's evaluation transform for `model`.
 
     `limit` selects that many evenly spaced images, so that all classes are covered.  If `labelled`, the folder must
-    have as many classes as the model; otherwise labels have no meaning.  If `shared`, only the batches of this process
-    are read, where several share the images.
+    have as many classes as the model; otherwise labels have no meaning.  Labels are in the order of the sorted names of
+    the folders, or, if these are the names of the model's classes, in the model's order.  If `shared`, only the batches
+    of this process are read, where several share the images.
     """
     if workers < 0:
         raise BadOption(f"workers is the number of processes that read images and must be at least 0; got {workers}")
@@ -70,7 +71,7 @@ def folder_loader(
     transform = create_transform(**preprocessing(model), is_training=False)
     folder = Folder(root, transform, labelled=labelled)
     if labelled:
-        _check_classes(model, folder, root)
+        _label_for(model, folder, root)
     chosen = folder if limit is None else Subset(folder, even_indices(len(folder), limit))
     if not shared:
         return DataLoader(chosen, batch_size, num_workers=workers, collate_fn=collate)  # pyright: ignore
@@ -89,17 +90,29 @@ def training_folder(model: nn.Module, root: str | Path, augment: str) -> Folder:
     except (AssertionError, ValueError) as error:
         raise BadOption(f"timm knows no auto-augmentation {augment!r}: {error}; one is rand-m9-mstd0.5-inc1") from error
     folder = Folder(root, transform)
-    _check_classes(model, folder, root)
+    _label_for(model, folder, root)
     return folder
 
 
-def _check_classes(model: nn.Module, folder: Folder, root: str | Path) -> None:
+def _label_for(model: nn.Module, folder: Folder, root: str | Path) -> None:
+    """Refuse a folder with another number of classes.  Folders with the names of the model's classes get its labels."""
     classes = getattr(model, "num_classes", len(folder.classes))
     if len(folder.classes) != classes:
         raise BadImages(
             f"{root} has {len(folder.classes)} class folders but the model has {classes} classes, so labels would not "
             "match; use a folder with one sub-folder per class of the model, in the model's order when sorted by name"
         )
+    names = class_names(model)
+    if names != folder.classes and sorted(names) == folder.classes:
+        folder.samples = [(path, names.index(folder.classes[label])) for path, label in folder.samples]
+        folder.classes = names
+
+
+def class_names(model: nn.Module) -> list[str]:
+    """The names of the classes that a timm model has in its configuration; none if it has none."""
+    config: Any = getattr(model, "pretrained_cfg", None)
+    names = config.get("label_names") if isinstance(config, dict) else getattr(config, "label_names", None)
+    return list(names) if names else []
 
 
 def normalise(model: nn.Module, images: Tensor) -> Tensor:

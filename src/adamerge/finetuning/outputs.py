@@ -42,6 +42,11 @@ class RunFolder:
                 self.scalars.add_scalar(name, value, step)
         write_atomically(self.path / "log.csv", "\n".join(self.lines) + "\n")
 
+    def figures(self, name: str) -> list[float]:
+        """All values of a figure so far."""
+        rows = (line.split(",") for line in self.lines[1:])
+        return [float(value) for _, each, value in rows if each == name]
+
     def forget_after(self, step: int) -> None:
         """Drop figures of steps that will be done again."""
         head, *rows = self.lines

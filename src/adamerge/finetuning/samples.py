@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from adamerge.core.errors import BadImages
+from adamerge.core.errors import AdamergeError, BadImages
 
 
 class SeededDataset(Dataset[tuple[Tensor, int]]):
@@ -67,9 +67,35 @@ def number_of_steps(images: int, size: int) -> int:
     return images // size
 
 
-def evenly_spaced(data: Any, number: int) -> Tensor:
-    """Images of a dataset as one batch, evenly spaced, with the augmentation of an epoch that is never trained."""
+def read(batches: DataLoader[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of a loader; an error in a process that reads images becomes the error that it was."""
+    # Begun here and not with the first batch: the loader draws a random number, which must not be one of a step.
+    return _read(iter(batches))
+
+
+def _read(begun: Iterator[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    try:
+        yield from begun
+    except AdamergeError as error:
+        # torch adds where the error was; the last line has its own text.
+        text = str(error).strip().splitlines()[-1]
+        raise type(error)(text.removeprefix(f"{type(error).__module__}.{type(error).__qualname__}: ")) from error
+
+
+def evenly_spaced(data: Any, number: int) -> tuple[Tensor, Tensor]:
+    """Images and labels of a dataset as one batch, evenly spaced, with the augmentation of an epoch never trained."""
     count = min(number, len(data))
     chosen: Sequence[int] = [i * len(data) // count for i in range(count)]
     seeded = SeededDataset(data, 0, 2**31)
-    return default_collate([seeded[index][0] for index in chosen])
+    images, labels = default_collate([seeded[index] for index in chosen])
+    return images, labels
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Refuse labels that are no class of the model."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise BadImages(
+            f"a label is {int(wrong[0])}, but the model has {classes} classes, 0 to {classes - 1}; fine-tuning keeps "
+            "the classes of the model"
+        )

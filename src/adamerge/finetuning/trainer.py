@@ -20,13 +20,24 @@ from adamerge.core.files import check_can_write
 from adamerge.core.parts import to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.weight_patch import WeightPatch
-from adamerge.digest import digest_json
+from adamerge.digest import digest_json, digest_tensors
 from adamerge.finetuning.options import FinetuneOptions
 from adamerge.finetuning.outputs import RunFolder, logits_of, top1
-from adamerge.finetuning.samples import epoch_batches, evenly_spaced, fixed_randomness, number_of_steps
+from adamerge.finetuning.samples import (
+    check_labels,
+    epoch_batches,
+    evenly_spaced,
+    fixed_randomness,
+    number_of_steps,
+    read,
+)
 from adamerge.hosts.base import find_host
-from adamerge.patching.apply import apply, remove, stack_of
+from adamerge.patching.apply import apply, remove
 from adamerge.training_file import Checkpoint
+
+# A run continues only with the same images; this many are compared, as they are after augmentation.
+COMPARED = 4
+OTHER_FOLDER = "choose another folder for the results, or delete this one to begin again"
 
 
 def finetune(
@@ -51,7 +62,7 @@ def finetune(
         recipe: what to merge, or a file of it.  An adaptive recipe without statistics is calibrated first.  The patch
             of a repaired recipe becomes a part of the weights.
         out: the folder for the results.
-        judge: batches of `(images, labels)` to measure top-1 on after each epoch.
+        judge: batches of `(images, labels)` to measure top-1 on, before the training and after each epoch.
         options: how to train; by default the settings of the AdaMerge paper: 30 epochs, 5e-6, cosine.
     """
     options = options if options is not None else FinetuneOptions()
@@ -76,16 +87,16 @@ class Finetuning:
         self.steps_per_epoch = number_of_steps(len(data), options.batch_size * options.accumulate)
         self.steps = self.steps_per_epoch * options.epochs
         self.done = 0
-        task = {**asdict(options), "model": digest_json(find_host(model).fingerprint()), "images": len(data)}
-        task = {name: value for name, value in task.items() if name not in ("progress", "workers", "save_every")}
-        self.checkpoint = Checkpoint(out / "checkpoint.safetensors", {**task, "recipe": digest_json(to_json(recipe))})
+        self.checkpoint = Checkpoint(out / "checkpoint.safetensors", _task(model, data, recipe, options), OTHER_FOLDER)
         remove(model)
         add_patch(model, recipe.patch)
         self.teacher = deepcopy(model).eval().requires_grad_(False) if options.distillation else None
         self.recipe = replace(recipe, patch=None)
         self.average = {name: value.clone() for name, value in model.state_dict().items()} if options.ema else {}
-        self.mixup = _mixup(model, data, options)
         self.device = next(model.parameters()).device
+        with torch.no_grad():
+            self.classes = logits_of(model(evenly_spaced(data, 1)[0].to(self.device))).shape[1]
+        self.mixup = _mixup(self.classes, options)
         # The sum of the losses of the epoch so far.
         self.losses = torch.zeros((), dtype=torch.float64, device=self.device)
         self.optimiser = torch.optim.AdamW(_groups(model, options.weight_decay), options.learning_rate)
@@ -95,9 +106,12 @@ class Finetuning:
         kept = self.checkpoint.read()
         if kept is not None:
             self._resume(*kept)
-            folder.forget_after(self.done)
         elif self.recipe.adaptive is not None and self.recipe.stats is None:
             self._calibrate()
+        # Steps that will be done again, and all of a run that was stopped before its first checkpoint.
+        folder.forget_after(-1 if kept is None else self.done)
+        if kept is None and judge is not None:
+            folder.record(0, {"top1": self._judged(judge)})
         bar = tqdm(total=self.steps, initial=self.done, desc="fine-tuning", disable=not self.options.progress)
         with bar:
             while self.done < self.steps:
@@ -106,7 +120,10 @@ class Finetuning:
                 if epoch and not first and every and epoch % every == 0 and self.recipe.adaptive is not None:
                     self._calibrate()
                 figures = self._epoch(epoch, first, bar)
-                folder.record(self.done, figures if judge is None else {**figures, "top1": self._judged(judge)})
+                if judge is not None:
+                    figures["top1"] = self._judged(judge)
+                folder.record(self.done, figures)
+                bar.set_postfix({name: f"{figures[name]:.4g}" for name in ("loss", "top1") if name in figures})
                 self._write()
         remove(self.model)
         if self.average:
@@ -128,13 +145,14 @@ class Finetuning:
         )
         if first == 0:
             self.losses = torch.zeros((), dtype=torch.float64, device=self.device)
-        batches = iter(loader)
+        batches = read(loader)
         for _ in range(first, self.steps_per_epoch):
             for group in self.optimiser.param_groups:
                 group["lr"] = options.learning_rate * self._rate(self.done)
             with fixed_randomness(options.seed, self.done):
                 for _ in range(options.accumulate):
                     images, labels = next(batches)
+                    check_labels(labels, self.classes)
                     part = self._loss(images.to(self.device), labels.to(self.device)) / options.accumulate
                     part.backward()
                     self.losses += part.detach()
@@ -150,10 +168,8 @@ class Finetuning:
         return {"loss": mean, "learning_rate": self.optimiser.param_groups[0]["lr"]}
 
     def _merged(self) -> nn.Module:
-        """The model, merging; on a CPU with padded batches, which train faster than single images."""
-        apply(self.model, with_fingerprint(self.recipe, {}))
-        stack_of(self.model).selector.per_image_on_cpu = False
-        return self.model
+        """The model, merging."""
+        return apply(self.model, with_fingerprint(self.recipe, {}))
 
     def _loss(self, images: Tensor, labels: Tensor) -> Tensor:
         options = self.options
@@ -188,7 +204,7 @@ class Finetuning:
                 self.average[name].copy_(value)
 
     def _calibrate(self) -> None:
-        images = evenly_spaced(self.data, self.options.calibration_images)
+        images, _ = evenly_spaced(self.data, self.options.calibration_images)
         remove(self.model)
         self.recipe = self.recipe.with_stats(calibrate(self.model, images, self.recipe, progress=False))
 
@@ -248,15 +264,26 @@ def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     ]
 
 
-def _mixup(model: nn.Module, data: Any, options: FinetuneOptions) -> Any:
-    """timm's mixup for the classes of the model; None without it."""
+def _mixup(classes: int, options: FinetuneOptions) -> Any:
+    """timm's mixup for this number of classes; None without it."""
     if not options.mixup:
         return None
     from timm.data import Mixup  # pyright: ignore[reportPrivateImportUsage]
 
     if options.batch_size % 2:
         raise BadOption(f"mixup needs an even batch_size; got {options.batch_size}")
-    image, parameter = evenly_spaced(data, 1), next(model.parameters())
-    with torch.no_grad():
-        classes = logits_of(model(image.to(parameter.device))).shape[1]
     return Mixup(mixup_alpha=options.mixup, label_smoothing=options.label_smoothing, num_classes=classes)
+
+
+def _task(model: nn.Module, data: Any, recipe: Recipe, options: FinetuneOptions) -> dict[str, Any]:
+    """What identifies a training: a stopped one continues only with the same."""
+    given = {
+        name: value for name, value in asdict(options).items() if name not in ("progress", "workers", "save_every")
+    }
+    return {
+        **given,
+        "model": digest_json(find_host(model).fingerprint()),
+        "images": len(data),
+        "some_images": digest_tensors(evenly_spaced(data, COMPARED)),
+        "recipe": digest_json(to_json(recipe)),
+    }

@@ -70,7 +70,7 @@ class BackendSelector:
         self.runtime, self.rotary = runtime, rotary
         depth = len(self.views)
         self.merges = any(recipe.may_merge(layer, depth) for layer in range(depth))
-        # Whether the reference runs images one at a time on CPU; elsewhere it always pads them to the longest.
+        # Whether the reference runs images one at a time on CPU; elsewhere, and in training, it pads them.
         self.per_image_on_cpu = recipe.ragged
         self.warned = False
         # Why a kernel could not run, once one could not.
@@ -87,7 +87,7 @@ class BackendSelector:
         """Start a pass on the backend that fits the batch.  A DataParallel replica passes views of its own."""
         compiling = self.runtime == "auto" and not x.is_cuda and torch.compiler.is_compiling()
         if self.runtime == "reference" or compiling:
-            return ReferenceBackend(self, x, views)
+            return ReferenceBackend(self, x, views, training=training)
         obstacle = self._obstacle(x, training)
         if obstacle is None and views != self.views:
             obstacle = Obstacle("this is a replica of DataParallel")
@@ -95,7 +95,7 @@ class BackendSelector:
             # A batch on a CPU never has kernels: with "auto" the reference is no surprise there.
             if x.is_cuda or self.runtime == "packed":
                 self._warn_of(obstacle)
-            return ReferenceBackend(self, x, views)
+            return ReferenceBackend(self, x, views, training=training)
         if not x.is_cuda:
             return PackedBackend(self, x)
         reason = self.triton().not_lowered
@@ -111,7 +111,7 @@ class BackendSelector:
         """Start a pass on the reference, which calls the host's modules, so that hooks on them run."""
         if hooks is not None and (self.runtime == "packed" or (x.is_cuda and self.runtime == "auto")):
             self._warn_of(self._obstacle(x, training) or Obstacle(hooks.reason, "remove it where speed matters"))
-        return ReferenceBackend(self, x, views, hooks)
+        return ReferenceBackend(self, x, views, hooks, training=training)
 
     def why_reference(self, x: Tensor, training: bool) -> str | None:
         """Why a batch takes the reference backend, or None if it does not."""
@@ -192,13 +192,22 @@ class ReferenceBackend:
     """Every image padded to the longest of its batch, in plain torch.
 
     On CPU, images whose counts differ run one at a time: nothing is padded, and an image's result cannot depend on its
-    batch.  A hook inside a block gets the tokens of all images, so they are padded then.
+    batch.  A hook inside a block gets the tokens of all images, so they are padded then; so are those of a batch in
+    training, which takes less time.
     """
 
-    def __init__(self, selector: BackendSelector, x: Tensor, views: Sequence[View], hooks: Hooks | None = None):
+    def __init__(
+        self,
+        selector: BackendSelector,
+        x: Tensor,
+        views: Sequence[View],
+        hooks: Hooks | None = None,
+        *,
+        training: bool = False,
+    ):
         self.selector, self.views, self.hooks = selector, views, hooks
-        inside = hooks is not None and hooks.inside
-        self.per_image = selector.per_image_on_cpu and x.device.type == "cpu" and not inside
+        whole = training or (hooks is not None and hooks.inside)
+        self.per_image = selector.per_image_on_cpu and x.device.type == "cpu" and not whole
         pieces = x.split(1) if self.per_image else (x,)
         self.states = [reference.start(piece, selector.prefix, selector.class_token) for piece in pieces]
 
