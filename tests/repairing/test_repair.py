@@ -11,12 +11,9 @@ from torch.nn.functional import interpolate
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
-from adamerge.patching.apply import temporarily_patched
 from adamerge.repairing.augmentation import augment
 from adamerge.repairing.options import RepairOptions
 from adamerge.repairing.repairer import repair_with_report
-from adamerge.repairing.trainable import trainable
-from adamerge.repairing.two_models import TwoModels, inner_layers
 from adamerge.search.evaluator import Evaluator
 
 OPTIONS = RepairOptions(epochs=16, learning_rate=5e-3, progress=False)
@@ -155,17 +152,6 @@ def test_features_of_a_backbone_without_classes_are_repaired():
     assert report.recipe.stats is None
 
 
-def test_tokens_between_blocks_count_in_the_loss_by_their_weight(model, images, recipe):
-    with temporarily_patched(model), trainable(model) as swap:
-        outputs, both, twice = (
-            TwoModels(model, recipe, swap, "kl", inner).compare(images[:8]).item() for inner in (0, 1, 2)
-        )
-        unmerged = TwoModels(model, adamerge.methods.none(), swap, "kl", 1).compare(images[:8]).item()
-    assert outputs < both and twice - outputs == pytest.approx(2 * (both - outputs), rel=1e-4)
-    assert unmerged == pytest.approx(0, abs=1e-5)
-    assert [sorted(inner_layers(depth)) for depth in (12, 4, 2, 1)] == [[3, 7, 10], [0, 1, 2], [0], []]
-
-
 def test_bfloat16_on_a_cpu_gives_nearly_the_same_loss(model, images, recipe):
     options = replace(OPTIONS, epochs=1)
     plain, fast = (repair_with_report(model, images, recipe, replace(options, autocast=on)) for on in (False, True))
@@ -190,8 +176,6 @@ def test_what_cannot_be_repaired_is_refused(model, images, recipe, report, unche
     for name, wrong in (("epochs", 0), ("batch_size", 1.5), ("seed", "a"), ("learning_rate", -1), ("loss", "mse")):
         with pytest.raises(BadOption, match=f"{name} must be"):
             adamerge.repair(model, images, recipe, **{name: wrong})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadOption, match="inner must be >= 0"):
-        RepairOptions(inner=-1)
 
 
 def test_crops_are_parts_of_their_image_and_depend_on_the_dice_alone():

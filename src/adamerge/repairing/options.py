@@ -13,7 +13,6 @@ from adamerge.search.evaluator import Loss, check_loss
 class RepairOptions:
     """The options of `adamerge.repair`, which its docstring explains; wrong values are refused by name.
 
-    `inner` is the weight of the tokens between blocks in the loss of the training; 0 compares outputs only.
     `smallest_crop` is the least share of an image's area that a random crop keeps.  `autocast` computes in bfloat16.  On
     CUDA that takes longer for small models; on a CPU it takes less time if the processor multiplies bfloat16.
     """
@@ -25,7 +24,6 @@ class RepairOptions:
     seed: int = 0
     progress: bool = True
     resume: str | os.PathLike[str] | None = None
-    inner: float = 1.0
     smallest_crop: float = 0.5
     autocast: bool = False
 
@@ -38,7 +36,6 @@ class RepairOptions:
             if isinstance(number, bool) or not isinstance(number, int) or (least is not None and number < least):
                 wanted = "a whole number" + ("" if least is None else f" >= {least}")
                 raise BadOption(f"{name} must be {wanted}; got {number!r}")
-        for name in ("learning_rate", "inner"):
-            check_number(name, getattr(self, name), at_least=0)
+        check_number("learning_rate", self.learning_rate, at_least=0)
         if self.resume is not None:
             check_can_write(self.resume)
