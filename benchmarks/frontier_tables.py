@@ -60,8 +60,8 @@ def repair_table() -> str:
     """The loss before and after repair on the evaluation images, with how it was trained."""
     lines = [
         "| model | cut | images | options | loss: before, after | ratio [95 %] | used: before, after | "
-        "held out: before, after | points: before, after [95 %] | patch, KB | seconds, tasks at once |",
-        "|---|---:|---:|---|" + "---:|" * 7,
+        "held out: before, after | points: before, after [95 %] | patch, KB | seconds, tasks at once | device |",
+        "|---|---:|---:|---|" + "---:|" * 7 + "---|",
     ]
     for row in read("repair"):
         pairs = (f"{_loss(float(row[f'{name}_before']))}, {_loss(float(row[f'{name}_after']))}" for name in STAGES)
@@ -71,7 +71,8 @@ def repair_table() -> str:
         )
         ratio = f"{float(row['ratio']):.2f} [{float(row['ratio_low']):.2f}, {float(row['ratio_high']):.2f}]"
         trained = f"{row['images']} | {row['options']}"
-        took = f"{float(row['seconds']):.0f}, {row['at_once']}"
+        where = "2 cores" if row["device"] == "cpu" else row["device"]
+        took = f"{float(row['seconds']):.0f}, {row['at_once']} | {where}"
         lines.append(
             f"| {row['model']} | {float(row['cut']):.0%} | {trained} | {judged} | {ratio} | {used} | {held_out} | "
             f"{points} | {int(row['bytes']) / 1000:.0f} | {took} |"

@@ -152,6 +152,13 @@ def test_features_of_a_backbone_without_classes_are_repaired():
     assert report.recipe.stats is None
 
 
+def test_bfloat16_on_a_cpu_gives_nearly_the_same_loss(model, images, recipe):
+    options = replace(OPTIONS, epochs=1)
+    plain, fast = (repair_with_report(model, images, recipe, replace(options, autocast=on)) for on in (False, True))
+    assert plain.recipe != fast.recipe
+    assert fast.check_after == pytest.approx(plain.check_after, rel=0.05)
+
+
 def test_half_precision_models_are_repaired_in_float32(model, images, recipe):
     half = make_model().bfloat16()
     report = repair_with_report(half, images, recipe, replace(OPTIONS, epochs=1))

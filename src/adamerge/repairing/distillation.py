@@ -1,7 +1,6 @@
 """Trains the norms and biases of a merged model to give what the unmerged model gives, on unlabelled images."""
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -89,8 +88,7 @@ class Distillation:
             self.mean_loss = loss.item()
 
     def _loss(self, images: Tensor) -> Tensor:
-        fast = self.options.autocast and images.is_cuda
-        with torch.autocast("cuda", torch.bfloat16) if fast else nullcontext():
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.options.autocast):
             return self.models.compare(images)
 
     def _rate(self, step: int) -> float:
