@@ -1,8 +1,8 @@
 """The links of packed tokens on a CPU.
 
-Products, and sums whose order depends on a length, are computed for each image alone.  All else is elementwise, on
-arrays `(b, columns)` whose number of columns is the same in every batch.  So an image gets the same links in any batch,
-to the bit.
+Products, and sums whose order depends on a length, are computed for each image alone, or for images of the same length
+at once where this machine gives each the same bits.  All else is elementwise, on arrays `(b, columns)` whose number of
+columns is the same in every batch.  So an image gets the same links in any batch, to the bit.
 """
 
 from collections.abc import Sequence
