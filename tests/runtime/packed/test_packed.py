@@ -18,7 +18,7 @@ from adamerge.core.types import PerToken
 from adamerge.methods import adamerge as as_published
 from adamerge.methods import ats, dsm, tofu, tome
 from adamerge.presets import protect
-from adamerge.runtime.packed import attention as attend
+from adamerge.runtime.packed import products as by_products
 from adamerge.runtime.packed.attention import attend_each
 from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, token_index, uniform_layout, unpad
 from adamerge.runtime.packed.state import pack
@@ -121,7 +121,7 @@ def test_attention_stays_within_an_image_however_it_is_computed(lengths, biased,
     query, key, value = torch.randn(3, round_up_rows(where.total), 3, 8, generator=random, dtype=torch.float64)
     size = 1 + torch.rand(len(query), generator=random).double() if biased else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attend, "MOST_TOKENS_BY_PRODUCTS", 256 if products else 0)
+        patch.setattr(by_products, "MOST_TOKENS_BY_PRODUCTS", 256 if products else 0)
         found = attend_each(query, key, value, where, 0.3, size)
     for begin, end in pairwise(where.offsets.tolist()):
         q, k, v = (side[begin:end].transpose(0, 1) for side in (query, key, value))

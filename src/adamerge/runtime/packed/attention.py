@@ -1,5 +1,6 @@
 """Attention over packed tokens in plain torch: every image attends to its own tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,10 +9,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from adamerge.core.types import PerToken
+from adamerge.runtime.packed import products
 from adamerge.runtime.packed.layout import Layout, PackedHeads, PerRow
-
-# Above this many tokens, torch's own attention is faster than two matrix products.
-MOST_TOKENS_BY_PRODUCTS = 256
+from adamerge.runtime.packed.products import Weights, attend_by_products, products_known
 
 
 @dataclass(frozen=True)
@@ -25,21 +25,26 @@ class AttentionReader:
     received: PerToken
     prefix: int
 
-    def read(self, image: int, weights: Tensor) -> None:
-        """Read the weights of one image, `(heads, queries, tokens)`; the class token's are the first."""
-        patches = weights[:, :, self.prefix :]
-        row = self.received[image, : patches.shape[2]]
+    def read(self, images: Sequence[int], lengths: Sequence[int], weights: Weights) -> None:
+        """Read the weights of images with these numbers of tokens; what is behind an image's last token is 0.
+
+        The class token's weights are the first.
+        """
         if self.queries == "class token":
-            torch.mean(patches[:, 0], 0, dtype=row.dtype, out=row)
-        else:
-            torch.sum(patches, (0, 1), dtype=row.dtype, out=row)
+            shares = weights[:, :, 0, self.prefix : self.prefix + self.received.shape[1]]
+            self.received[images, : shares.shape[2]] = shares.mean(1, dtype=self.received.dtype)
+            return
+        for image, length, own in zip(images, lengths, weights, strict=True):
+            row = self.received[image, : length - self.prefix]
+            torch.sum(own[:, :length, self.prefix : length], (0, 1), dtype=row.dtype, out=row)
 
     def compute(self, image: int, query: Tensor, key: Tensor, scale: float, bias: Tensor | None) -> None:
         """Compute the weights of one image and read them, where attention did not."""
         wide = self.received.dtype
         asking = query[:, :1] if self.queries == "class token" else query
         added = None if bias is None else bias.to(wide)
-        self.read(image, _weights(asking.to(wide), key.to(wide), scale, added))
+        weights = _weights(asking.to(wide), key.to(wide), scale, added)
+        self.read([image], [weights.shape[2]], weights[None])
 
 
 def attend_each(
@@ -66,34 +71,32 @@ def attend_with_bias(
 
     An image that still has all of its `patches` patch tokens merged nothing, and nothing is added.
     If all images have the same length and torch's own attention is used, one call takes them all; otherwise images are
-    computed in a loop.  An image's result does not depend on the others.
+    computed in a loop, or some at once.  An image's result does not depend on the others.
     """
-    if layout.uniform and layout.total and not _by_products(query, layout.longest, reader):
+    # Chosen by each image's own length, so that its result does not depend on the other images.
+    by_products = [_by_products(query, count + layout.prefix, reader) for count in layout.counts]
+    if layout.uniform and layout.total and not any(by_products):
         return _attend_all(query, key, value, layout, scale, bias, reader)
-    spare = len(query) - layout.total
-    lengths = [count + layout.prefix for count in layout.counts]
-    q, k, v = (side.transpose(0, 1).split([*lengths, spare], 1) for side in (query, key, value))
-    added = None if bias is None else bias.to(query.dtype).split([*lengths, spare])
-    pieces = []
-    for image, length in enumerate(lengths):
-        whole = patches is not None and length == layout.prefix + patches
-        own = None if added is None or whole else added[image]
+    attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if len(query) > layout.total:
+        attended[layout.total :] = 0
+    whole = [count == patches for count in layout.counts]
+    for unmerged in {*whole}:
+        chosen = [image for image, each in enumerate(whole) if each is unmerged and by_products[image]]
+        read = None if reader is None else reader.read
+        added = None if unmerged else bias
+        attend_by_products((query, key, value), attended, layout, chosen, scale, added, read)
+    for image in (image for image, chosen in enumerate(by_products) if not chosen):
+        rows = slice(*layout.bounds[image : image + 2])
+        q, k, v = (side[rows].transpose(0, 1) for side in (query, key, value))
+        own = None if bias is None or whole[image] else bias[rows].to(query.dtype)
         if own is not None and own.is_cuda:
             # A copy: a slice of one long array is not aligned as attention on CUDA needs it.
             own = own.clone()
-        # Chosen by this image's own length, so that its result does not depend on the other images.
-        if _by_products(query, length, reader):
-            weights = _weights(q[image], k[image], scale, own)
-            pieces.append(torch.bmm(weights, v[image]))
-            if reader is not None:
-                reader.read(image, weights)
-            continue
-        pieces.append(_attend(q[image], k[image], v[image], scale, own))
+        attended[rows] = _attend(q, k, v, scale, own).transpose(0, 1)
         if reader is not None:
-            reader.compute(image, q[image], k[image], scale, own)
-    if spare or not pieces:
-        pieces.append(query.new_zeros((query.shape[1], spare, query.shape[2])))
-    return torch.cat([piece.transpose(0, 1) for piece in pieces])
+            reader.compute(image, q, k, scale, own)
+    return attended
 
 
 def _attend_all(
@@ -121,16 +124,17 @@ def _attend_all(
 
 
 def _by_products(query: PackedHeads, tokens: int, reader: AttentionReader | None) -> bool:
-    """Whether attention by two matrix products is faster than torch's own, whose blocks of queries are then small.
+    """Whether attention by matrix products is faster than torch's own, in an image with so many tokens.
 
-    Measured on CPUs of two makers with two and four cores.  With more threads than half the number of heads, one image
-    has too little work for them.  In half precision the products would round the scores.
+    Measured on CPUs of two makers with two and four cores.  With as many threads as heads, an image alone has too
+    little work for them.
     """
-    if query.device.type != "cpu" or query.dtype not in (torch.float32, torch.float64):
+    if query.device.type != "cpu" or not products_known(query.dtype):
         return False
     if reader is not None and reader.queries == "all tokens":
         return True
-    return tokens <= MOST_TOKENS_BY_PRODUCTS and query.shape[1] >= 2 * torch.get_num_threads()
+    few_threads = query.shape[1] // (1 if query.dtype is torch.bfloat16 else 2)
+    return tokens <= products.MOST_TOKENS_BY_PRODUCTS and torch.get_num_threads() <= few_threads
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float, bias: Tensor | None) -> Tensor:

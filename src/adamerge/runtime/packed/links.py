@@ -1,13 +1,15 @@
 """The links of packed tokens on a CPU.
 
-Products, and sums whose order depends on a length, are computed for each image alone.  All else is elementwise, on
-arrays `(b, columns)` whose number of columns is the same in every batch.  So an image gets the same links in any batch,
-to the bit.
+Products, and sums whose order depends on a length, are computed for each image alone, or for images of the same length
+at once where this machine gives each the same bits.  All else is elementwise, on arrays `(b, columns)` whose number of
+columns is the same in every batch.  So an image gets the same links in any batch, to the bit.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -34,6 +36,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.core.salience import AttentionShare, Centrality, ClassShare, Uniform, min_max_scale, scale_to_mean_one
 from adamerge.core.types import PerToken
 from adamerge.runtime.packed.layout import Packed, PackedHeads
+from adamerge.runtime.packed.onednn import available, linear
 from adamerge.runtime.packed.split import ImageSplit, split_image
 from adamerge.runtime.packed.state import PackedState
 
@@ -126,9 +129,7 @@ def _compare(unit: Packed, state: PackedState, splits: Sequence[ImageSplit], bes
     if layout.uniform:
         if split.sources:
             rows = unit[: layout.total].view(layout.images, layout.longest, -1)[:, layout.prefix :]
-            pairs = zip(rows[:, split.source_rows].unbind(), rows[:, split.target_rows].mT.unbind(), strict=True)
-            products = [torch.mm(*pair) for pair in pairs]
-            similarity = torch.stack(products) if len(products) > 1 else products[0][None]
+            similarity = _products(rows[:, split.source_rows], rows[:, split.target_rows].mT)
             torch.max(similarity, 2, out=(best[:, : split.sources], target[:, : split.sources]))
         return
     for image, (split, begin) in enumerate(zip(splits, layout.bounds, strict=False)):
@@ -138,21 +139,42 @@ def _compare(unit: Packed, state: PackedState, splits: Sequence[ImageSplit], bes
             torch.max(similarity, 1, out=(best[image, : split.sources], target[image, : split.sources]))
 
 
+def _products(left: Float[Tensor, "b m d"], right: Float[Tensor, "b d n"]) -> Float[Tensor, "b m n"]:
+    """The products of the matrices of each image, with the bits that each has alone."""
+    (images, m, d), n = left.shape, right.shape[2]
+    number = 1 << (images - 1).bit_length()
+    if images > 1 and _same_together(number, m, d, n, left.dtype, torch.get_num_threads()):
+        return torch.bmm(left, right)
+    return torch.stack([torch.mm(*pair) for pair in zip(left, right, strict=True)])
+
+
+@lru_cache(1024)
+def _same_together(images: int, m: int, d: int, n: int, dtype: torch.dtype, threads: int) -> bool:
+    """Whether this machine computes a product among others as alone, to the bit: tried once for each shape."""
+    random = torch.Generator().manual_seed(m)
+    # Every second row of an image is a source, and every second a target.
+    rows = torch.randn(max(2 * m, 2 * n), d, generator=random, dtype=dtype)
+    many = rows.new_full((images, *rows.shape), float("nan"))
+    many[-1] = rows
+    left, right = many[:, : 2 * m : 2], many[:, 1 : 2 * n : 2].mT
+    return torch.equal(torch.bmm(left, right)[-1], torch.mm(rows[: 2 * m : 2], rows[1 : 2 * n : 2].T))
+
+
 def _central(
     state: PackedState, salience: Centrality, splits: Sequence[ImageSplit], best: Tensor, target: Tensor
 ) -> PerToken:
     """The centrality of every patch token; writes the best targets by tokens, which are read off the same products."""
     layout, wide = state.layout, best.dtype
     x = state.x.to(wide)
-    length = x.norm(dim=-1).clamp_min(SHORTEST)
+    length = torch.linalg.vector_norm(x, dim=-1).clamp_min_(SHORTEST)
     if salience.affinity == "cosine":
         x, length = x / length[:, None], torch.ones_like(length)
     sums = torch.zeros((layout.images, state.history.shape[1]), dtype=wide)
-    inverse = length.reciprocal()
+    inverse, onednn = length.reciprocal(), wide is torch.float32 and available()
     for image, (split, begin) in enumerate(zip(splits, layout.bounds, strict=False)):
         rows = slice(begin + layout.prefix, begin + layout.prefix + split.n)
         own, scale = x[rows], inverse[rows]
-        affinity = own @ own.T
+        affinity = linear(own, own) if onednn and split.n else own @ own.T
         if split.sources:
             similarity = affinity[split.source_rows, split.target_rows] * scale[split.target_rows]
             found = best[image, : split.sources]
@@ -169,10 +191,14 @@ def _central(
 def _slack(state: PackedState, sums: PerToken) -> Float[Tensor, "b 1"]:
     """By how much sums may differ and count as equal: a few roundings, or without limit if all tokens are identical."""
     layout, few = state.layout, 8 * torch.finfo(sums.dtype).eps
+    last = len(state.x) - 1
+    first, second = (torch.from_numpy(np.minimum(layout.first_patches[:, 0] + place, last)) for place in (0, 1))
+    # Most images are told apart by their first two patch tokens.
+    pairs = (state.x.index_select(0, first) == state.x.index_select(0, second)).all(1).tolist()
     slack = []
-    for begin, n in zip(layout.bounds, layout.counts, strict=False):
-        own = state.x[begin + layout.prefix : begin + layout.prefix + n]
-        alike = n > 1 and torch.equal(own[0], own[1]) and bool((own == own[0]).all())
+    for pair, begin, n in zip(pairs, layout.bounds, layout.counts, strict=False):
+        own = state.x[begin + layout.prefix : begin + layout.prefix + n] if pair and n > 1 else None
+        alike = own is not None and bool((own == own[0]).all())
         slack.append(float("inf") if alike or n == 1 else few)
     return torch.tensor(slack, dtype=sums.dtype)[:, None]
 

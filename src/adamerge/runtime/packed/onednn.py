@@ -163,6 +163,11 @@ class OneDnnView:
         return layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps).to(self.dtype)
 
 
+def linear(x: Float[Tensor, "n d"], weight: Float[Tensor, "m d"]) -> Float[Tensor, "n m"]:
+    """The products of all rows of two contiguous matrices."""
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, None, "none", [], "")
+
+
 def _linear(x: Tensor, layer: PreparedLayer, activation: tuple[str, str] = NO_ACTIVATION) -> Tensor:
     """A linear layer, followed by an activation."""
     name, variant = activation
