@@ -6,7 +6,7 @@ model draws, as in Fisher pruning: see benchmarks/marginal_prices.py.  The backb
 
     python benchmarks/learned_schedules.py find --way learned --weights W --images CAL --found found.jsonl
     python benchmarks/learned_schedules.py find --way tuned --weights W --images CAL --found found.jsonl
-    python benchmarks/learned_schedules.py judge --weights W --images CAL --judge VAL --found found.jsonl
+    python benchmarks/learned_schedules.py write --weights W --images CAL --found found.jsonl
 """
 
 import argparse
@@ -26,17 +26,15 @@ from torch import Tensor
 
 from adamerge.cli.loading import load_model
 from adamerge.core.budget import Threshold
-from adamerge.core.parts import from_json, to_json
-from adamerge.core.recipe import Recipe
-from adamerge.experiments.bootstrap import Interval, intervals, paired
+from adamerge.core.parts import to_json
 from adamerge.experiments.versions import versions
 from adamerge.patching.apply import temporarily_patched
 from adamerge.patching.probes import GivenTokens
 from adamerge.patching.stack import install
-from adamerge.search.evaluator import Evaluator, SweepResult
+from adamerge.search.evaluator import Evaluator
 from adamerge.search.journal import Journal
 from adamerge.search.local_search import SearchLimits, search_candidates
-from adamerge.search.scaling import Candidate, scale_to_target
+from adamerge.search.scaling import Candidate
 from adamerge.search.schedule import MERGE_ALL, Rates, expected_macs, merged_per_layer, scale_rates
 from adamerge.search.target import Target
 from adamerge.search.tuner import hold_out
@@ -48,9 +46,6 @@ AT_ONCE = 32
 EPOCHS, EXPONENT, LARGEST, MEMORY = 3, 0.15, 1.0, 0.8
 # The rate with which idle layers begin, as a share of the mean; a layer that merges less than one token becomes idle.
 FIRST_RATE, FEWEST = 0.1, 1.0
-
-# The search with which a result is compared.
-RIVALS = {"learned": "tuned, same time as learned", "preset, best family": "tuned", "learned, then tuned": "tuned"}
 
 
 class Schedule:
@@ -188,46 +183,14 @@ def kept(way: str, best: Candidate, begin: float, sweeps: int, steps: int = 0) -
     return {"way": way, "family": to_json(best.family), "rates": best.rates, "loss": best.loss, **spent}
 
 
-def judge(given: argparse.Namespace) -> None:
-    """Calibrate what was found on the tuning images, and write a row for each with its results on other images.
-
-    Losses are compared with those of the search that took the same time.
-    """
-    tuning = _evaluator(given)
-    images, labels = read_images(tuning.model, given.judge, given.judge_number, 0)
-    judges = Evaluator(tuning.model, list(images.split(AT_ONCE)))
-    full = torch.cat([wanted[0].argmax(1) for wanted in judges.wanted]) == labels
-    lines = [json.loads(text) for text in given.found.read_text().splitlines()]
-    results: dict[tuple[float, str], SweepResult] = {}
-    judged: dict[str, tuple[SweepResult, SweepResult]] = {}
-    for line in sorted(lines, key=lambda line: not line["way"].startswith("tuned")):
-        cut, way, family = line["cut"], line["way"], from_json(line["family"])
-        assert isinstance(family, Recipe)
-        # Several ways may have found the same recipe.
-        known = json.dumps([cut, line["family"], line["rates"]])
-        if known not in judged:
-            scaled = scale_to_target(tuning, family, tuple(line["rates"]), Target(cut=cut))
-            found = tuning.sweep(scaled.recipe)
-            judged[known] = found, judges.sweep(found.recipe, calibrate=False)
-        found, mine = judged[known]
-        results[cut, way] = mine
-        rival = results[cut, RIVALS.get(way, way)]
-        right, theirs = ((one.choice == labels).double() for one in (mine, rival))
-        row = {name: line[name] for name in ("model", "cut", "way", "sweeps", "steps", "seconds")}
-        row |= {"tune_kl": found.loss.mean().item(), **ends("kl", intervals(mine.loss[:, None])[0])}
-        row |= ends("kl_minus_tuned", paired(mine.loss, rival.loss))
-        row |= ends("points", paired(right, full.double()), 100)
-        row |= ends("points_minus_tuned", paired(right, theirs), 100)
-        row |= {"cut_judge": 1 - mine.macs.mean().item() / judges.full, "rates": json.dumps(line["rates"])}
-        row |= {"tune_images": tuning.number, "judge_images": len(labels), "threads": torch.get_num_threads()}
-        row |= {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d"), "versions": json.dumps(versions("cpu"))}
-        append(given.out, [row])
-
-
-def ends(name: str, interval: Interval, scale: float = 1) -> dict[str, float]:
-    """The columns of a figure with its interval."""
-    values = {"": interval.mean, "_low": interval.low, "_high": interval.high}
-    return {name + end: scale * value for end, value in values.items()}
+def write(given: argparse.Namespace) -> None:
+    """Write what was found as rows."""
+    for text in given.found.read_text().splitlines():
+        line = json.loads(text)
+        row = {name: line[name] for name in ("model", "cut", "way", "sweeps", "steps", "seconds", "loss")}
+        row |= {"family": json.dumps(line["family"]), "rates": json.dumps(line["rates"])}
+        row |= {"images": given.number, "date": datetime.now(timezone.utc).strftime("%Y-%m-%d")}
+        append(given.out, [row | {"versions": json.dumps(versions("cpu"))}])
 
 
 def _evaluator(given: argparse.Namespace) -> Evaluator:
@@ -238,18 +201,16 @@ def _evaluator(given: argparse.Namespace) -> Evaluator:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["find", "judge"])
+    parser.add_argument("what", choices=["find", "write"])
     parser.add_argument("--way", choices=["learned", "tuned"], default="learned")
     parser.add_argument("--model", default="vit_tiny_patch16_224")
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--images", required=True, help="images to tune on: a folder or a .pt file")
     parser.add_argument("--number", type=int, default=300)
-    parser.add_argument("--judge", help="images to judge on")
-    parser.add_argument("--judge-number", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=150, help="how long a search may take")
     parser.add_argument("--cuts", default="0.6,0.5")
     parser.add_argument("--found", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=RESULTS / "learned-schedules.csv")
     torch.set_num_threads(1)
     given = parser.parse_args()
-    find(given) if given.what == "find" else judge(given)
+    find(given) if given.what == "find" else write(given)

@@ -152,13 +152,13 @@ def _of_live(tokens: SoftTokens, evidence: Evidence, index: Tensor, exists: Tens
     heads, prefix = evidence.heads, tokens.prefix
     assert heads is not None and heads.bias is not None
     bias = heads.bias[:, 0, 0, prefix:].gather(1, index).masked_fill(~exists, float("-inf"))
-    sides = (with_prefix(side, index, prefix) for side in (heads.query, heads.key, heads.value))
+    query, key, value = (with_prefix(side, index, prefix) for side in (heads.query, heads.key, heads.value))
     return replace(
         evidence,
         raw=with_prefix(tokens.x, index, prefix)[:, prefix:],
         size=torch.where(exists, tokens.size.gather(1, index), 0),
         count=exists.sum(1),
-        heads=Heads(*sides, heads.scale, pad(bias, (prefix, 0))[:, None, None, :]),
+        heads=Heads(query, key, value, heads.scale, pad(bias, (prefix, 0))[:, None, None, :]),
         place=tokens.place.gather(1, index),
     )
 
