@@ -80,6 +80,17 @@ def repair_table() -> str:
     return "\n".join(lines)
 
 
+def learned_table() -> str:
+    """Learned schedules and the search of the tuner, on the images that both used."""
+    lines = ["| model | cut | recipe | passes, steps | seconds | KL |", "|---|---:|---|---:|---:|---:|"]
+    for row in sorted(read("learned-schedules"), key=lambda row: (row["model"], row["cut"], float(row["seconds"]))):
+        lines.append(
+            f"| {row['model']} | {float(row['cut']):.0%} | {row['way']} | {row['sweeps']}, {row['steps']} | "
+            f"{float(row['seconds']):.0f} | {float(row['loss']):.4f} |"
+        )
+    return "\n".join(lines)
+
+
 def _cosines(row: Row) -> str:
     """The cosines of the pooled output (class token) and of the patches."""
     return f"{float(row['cosine_pooled']):.3f} / {float(row['cosine_patches']):.3f}"
