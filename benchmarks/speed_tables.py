@@ -162,6 +162,22 @@ def widths_table() -> str:
     return "\n".join(lines)
 
 
+def agreement_table() -> str:
+    """Exported files, run by their engines on real images, beside the merged model in torch."""
+    lines = [
+        "| model | method | engine | images | same top-1 | KL | largest difference of a logit "
+        "| images that merged other tokens |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in read("export-agreement"):
+        lines.append(
+            f"| {row['model']} | {row['method']} | {row['engine']} {row['version']} | {row['images']} "
+            f"| {float(row['agreement']):.1%} | {row['kl']} | {row['largest_difference']} "
+            f"| {float(row['differing']):.1%} |"
+        )
+    return "\n".join(lines)
+
+
 def deciding_table() -> str:
     """The share of deciding and merging in a forward pass; the merge kernels also compute norms."""
     lines = [

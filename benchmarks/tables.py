@@ -22,6 +22,7 @@ from import_graph import drawing
 from reading import MODELS, ROOT, Row, interval, read
 from reliability_tables import fuzz_table, kill_table, load_table, mutation_table, neighbour_table
 from speed_tables import (
+    agreement_table,
     blocks_table,
     cpu_default_table,
     deciding_table,
@@ -248,7 +249,10 @@ def pages() -> dict[Path, str]:
             },
         ),
         design: _all_filled(design, {"imports": drawing()}),
-        docs / "export.md": _all_filled(docs / "export.md", {"engines": engines_table(), "widths": widths_table()}),
+        docs / "export.md": _all_filled(
+            docs / "export.md",
+            {"engines": engines_table(), "widths": widths_table(), "agreement": agreement_table()},
+        ),
         speed: _all_filled(
             speed,
             {
