@@ -69,19 +69,11 @@ class Distillation:
         return torch.Generator().manual_seed((self.options.seed * 2 + stream) * 1_000_003 + number)
 
     def _find_parameters(self) -> None:
-        """Keep the parameters that the output depends on: those of the blocks and of what comes after them.
-
-        Features are read after the last norm.  The loss compares patches before it, so it would let that norm change
-        every patch for the sake of the pooled output: with "features", only the blocks are trained.
-        """
+        """Keep the parameters that the output depends on: those of the blocks and of what comes after them."""
         loss = self._loss(self.batch(0))
-        in_blocks = {id(parameter) for parameter in self.models.host.container.parameters()}
-        everywhere = self.models.loss == "kl"
-        found = torch.autograd.grad(loss, list(self.swap.parameters.values()), allow_unused=True)
-        gradients = zip(self.swap.parameters.items(), found, strict=True)
-        self.swap.keep(
-            [path for (path, one), grad in gradients if grad is not None and (everywhere or id(one) in in_blocks)]
-        )
+        paths, parameters = list(self.swap.parameters), list(self.swap.parameters.values())
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        self.swap.keep([path for path, grad in zip(paths, found, strict=True) if grad is not None])
 
     def _step(self, optimiser: torch.optim.Optimizer) -> None:
         for group in optimiser.param_groups:
