@@ -8,8 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune_tables import finetune_table
 from frontier_tables import (
     ablation_table,
+    diffrate_table,
     frontier_table,
     gap_table,
     learned_table,
@@ -287,6 +289,8 @@ def pages() -> dict[Path, str]:
                 "tuning": tuning_table(),
                 "repair": repair_table(),
                 "learned": learned_table(),
+                "finetune": finetune_table(),
+                "diffrate": diffrate_table(),
                 "samples": samples_table(),
                 "ablation": ablation_table(),
             },
