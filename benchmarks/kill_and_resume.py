@@ -69,8 +69,8 @@ COMMANDS: dict[str, list[str]] = {
         *["--images", "4", "--calibration-images", "4", "--device", "cpu", "--out", "bench.csv"],
     ],
 }
-# A command that adds rows to this file leaves complete rows when it is killed, and adds all of them when it runs again.
-ADDED_TO = "bench.csv"
+# A command that adds to these files leaves what is complete when it is killed, and adds all of it when it runs again.
+ADDED_TO = ("bench.csv", "bench.asked.json")
 # Fields that may differ between two runs: measured times and memory, and what follows from them.
 TIMED = {
     *("seconds", "full_seconds", "images_per_second", "speedup", "ms_p20", "ms_p50", "ms_p80", "best_unmerged"),
@@ -237,7 +237,7 @@ def differences(undisturbed: Path, folder: Path) -> list[str]:
     found = []
     for path in mine:
         one, other = _content(folder / path), _content(undisturbed / path)
-        if path.name == ADDED_TO:
+        if path.name in ADDED_TO:
             one = one[-len(other) :]
         if one != other:
             found.append(f"{path}: {_first_difference(one, other)}")
