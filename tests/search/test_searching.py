@@ -192,6 +192,7 @@ def test_a_rate_changes_by_a_share_of_itself_and_of_the_mean():
 def test_linear_rates_begin_at_a_layer_and_rise_to_the_last():
     assert linear_rates(5, 2, 1.0) == (0.0, 0.0, 1.0, 1.5, 2.0)
     assert linear_rates(3, 0, -2.0) == (1.0, 0.0, 0.0)
+    assert linear_rates(3, 1, 1.0) == (0.0, 1.0, 2.0)
     assert linear_rates(3, 2, 1.0) == (0.0, 0.0, 1.0)
     assert linear_rates(3, 0, 0.0, MERGE_ALL) == (1.0, 1.0, MERGE_ALL)
 

@@ -53,6 +53,14 @@ def test_the_cost_is_met_on_the_images_it_was_tuned_on(model, images, found):
     assert found.images == 9 and found.check_images == 3
 
 
+def test_sweeps_are_counted_and_one_sweep_calibrates(model, images):
+    evaluator = Evaluator(model, [images])
+    assert evaluator.sweeps == 0
+    stats = evaluator.sweep(presets.best(model, images, cut=0.3)).recipe.stats
+    assert evaluator.sweeps == 1
+    assert (stats.how, stats.passes) == ("sequential", 1)
+
+
 def test_the_loss_is_the_divergence_of_the_applied_model(model, images, found):
     """The search sweeps layer by layer; what it promises is what `apply` then does."""
     with torch.no_grad():
