@@ -78,7 +78,7 @@ def measure(given: argparse.Namespace, name: str, cut: float, images: int, optio
     """The row of a task."""
     begin = time.monotonic()
     # Several tasks share the processor's cores.
-    if given.device != "cpu":
+    if given.device != "cpu" or given.parallel > 1:
         torch.set_num_threads(1)
     model = load_model(
         name, given.weights / f"{name}.safetensors", False, given.device, "fp32", image_size=SIZES.get(name)

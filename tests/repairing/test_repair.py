@@ -11,9 +11,13 @@ from torch.nn.functional import interpolate
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
-from adamerge.repairing.augmentation import augment
+from adamerge.repairing import distillation
+from adamerge.repairing.augmentation import augment, blend
+from adamerge.repairing.distillation import Distillation
 from adamerge.repairing.options import RepairOptions
 from adamerge.repairing.repairer import repair_with_report
+from adamerge.repairing.trainable import trainable
+from adamerge.repairing.two_models import TwoModels
 from adamerge.search.evaluator import Evaluator
 
 OPTIONS = RepairOptions(epochs=16, learning_rate=5e-3, progress=False)
@@ -107,8 +111,6 @@ def test_the_same_seed_gives_the_same_patch_and_the_model_is_not_changed(model, 
 
 
 def test_a_stopped_repair_continues_to_the_same_patch(model, images, recipe, tmp_path, monkeypatch):
-    from adamerge.repairing import distillation
-
     options = {"epochs": 2, "batch_size": 24, "progress": False}
     whole = adamerge.repair(model, images, recipe, **options)
     written = []
@@ -159,6 +161,15 @@ def test_bfloat16_on_a_cpu_gives_nearly_the_same_loss(model, images, recipe):
     assert fast.check_after == pytest.approx(plain.check_after, rel=0.05)
 
 
+@pytest.mark.parametrize("supported", [True, False])
+def test_a_cpu_that_can_multiply_bfloat16_does_so(model, images, recipe, monkeypatch, supported):
+    monkeypatch.setattr(distillation, "_multiplies_bfloat16", lambda: supported)
+    with trainable(model) as swap:
+        training = Distillation(TwoModels(model, recipe, swap, "kl"), images, OPTIONS)
+        told = Distillation(training.models, images, replace(OPTIONS, autocast=not supported))
+    assert training.autocast is supported and told.autocast is not supported
+
+
 def test_half_precision_models_are_repaired_in_float32(model, images, recipe):
     half = make_model().bfloat16()
     report = repair_with_report(half, images, recipe, replace(OPTIONS, epochs=1))
@@ -189,3 +200,26 @@ def test_crops_are_parts_of_their_image_and_depend_on_the_dice_alone():
     videos = torch.stack([columns, columns], 1)
     moved = augment(videos, torch.Generator().manual_seed(1), 0.3)
     assert torch.equal(moved[:, 0], one) and torch.equal(moved[:, 1], one)
+
+
+def test_a_blend_lies_between_its_image_and_another_one_of_the_batch():
+    images = torch.eye(4)[:, :, None, None].expand(4, 4, 2, 2)
+    one, again = (blend(images, torch.Generator().manual_seed(2)) for _ in range(2))
+    assert torch.equal(one, again) and one.shape == images.shape
+    shares = one[:, :, 0, 0]
+    torch.testing.assert_close(shares.sum(1), torch.ones(4))
+    own, others = shares.diagonal(), shares - torch.diag(shares.diagonal())
+    assert others.count_nonzero(1).tolist() == [1, 1, 1, 1] and others.argmax(1).tolist() == [3, 0, 1, 2]
+    assert bool((own > 0).all()) and len(set(own.tolist())) == 4, "each image has a share of its own"
+    torch.testing.assert_close(blend(images[:1], torch.Generator()), images[:1])
+
+
+def test_steps_blend_their_images_unless_they_are_told_not_to(model, images, recipe):
+    with trainable(model) as swap:
+        models = TwoModels(model, recipe, swap, "kl")
+        blended, plain = (
+            Distillation(models, images, replace(OPTIONS, blend=choice)).batch(3) for choice in (True, False)
+        )
+    assert plain.shape == blended.shape and not torch.equal(plain, blended)
+    # Blends of different images have less contrast.
+    assert blended.var() < 0.9 * plain.var()

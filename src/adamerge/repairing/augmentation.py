@@ -1,4 +1,4 @@
-"""Random crops and flips of images, so that few images give many different ones."""
+"""Random crops, flips and blends of images, so that few images give many different ones."""
 
 import math
 
@@ -22,6 +22,12 @@ def augment(images: Tensor, dice: torch.Generator, smallest_crop: float) -> Tens
         windows = windows.repeat_interleave(images.shape[1], 0)
     places = affine_grid(windows, list(frames.shape), align_corners=False)
     return grid_sample(frames, places, padding_mode="reflection", align_corners=False).view(images.shape)
+
+
+def blend(images: Tensor, dice: torch.Generator) -> Tensor:
+    """Each image blended with its neighbour in the batch, by a share between 0 and 1 of its own (mixup)."""
+    share = torch.rand(len(images), generator=dice).to(images)
+    return images.lerp(images.roll(1, 0), share.view(-1, *[1] * (images.dim() - 1)))
 
 
 def _windows(b: int, dice: torch.Generator, smallest: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from adamerge.repairing.augmentation import augment
+from adamerge.repairing.augmentation import augment, blend
 from adamerge.repairing.options import RepairOptions
 from adamerge.repairing.trainable import ParameterSwap
 from adamerge.repairing.two_models import TwoModels
@@ -31,6 +31,8 @@ class Distillation:
         self.models, self.images, self.options = models, images, options
         size = options.batch_size or BATCH.get(images.device.type, BATCH_ELSEWHERE)
         self.size = min(size, len(images))
+        casts = options.autocast
+        self.autocast = images.device.type == "cpu" and _multiplies_bfloat16() if casts is None else casts
         self.steps_per_epoch = -(-len(images) // self.size)
         self.steps = options.epochs * self.steps_per_epoch
         self.done = 0
@@ -62,7 +64,9 @@ class Distillation:
         epoch, number = divmod(step, self.steps_per_epoch)
         order = torch.randperm(len(self.images), generator=self._dice(0, epoch))
         chosen = order[number * self.size : (number + 1) * self.size].to(self.images.device)
-        return augment(self.images[chosen], self._dice(1, step), self.options.smallest_crop)
+        dice = self._dice(1, step)
+        cropped = augment(self.images[chosen], dice, self.options.smallest_crop)
+        return blend(cropped, dice) if self.options.blend else cropped
 
     def _dice(self, stream: int, number: int) -> torch.Generator:
         """Random numbers that depend only on the seed, the stream and the number of the step or epoch."""
@@ -88,7 +92,7 @@ class Distillation:
             self.mean_loss = loss.item()
 
     def _loss(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.options.autocast):
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.autocast):
             return self.models.compare(images)
 
     def _rate(self, step: int) -> float:
@@ -113,3 +117,10 @@ class Distillation:
             moments = {name: tensors[f"{name}/{path}"] for name in ("exp_avg", "exp_avg_sq")}
             optimiser.state[parameter] = {name: value.to(parameter.device) for name, value in moments.items()}
             optimiser.state[parameter]["step"] = tensors[f"step/{path}"]
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for products in bfloat16."""
+    # Versions of torch that do not know are taken to be on a processor without them.
+    knows = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(ask() for ask in knows if ask is not None)

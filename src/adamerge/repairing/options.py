@@ -13,8 +13,9 @@ from adamerge.search.evaluator import Loss, check_loss
 class RepairOptions:
     """The options of `adamerge.repair`, which its docstring explains; wrong values are refused by name.
 
-    `smallest_crop` is the least share of an image's area that a random crop keeps.  `autocast` computes in bfloat16: on
-    CUDA that takes longer for small models, on a CPU it takes less time if the processor can multiply bfloat16.
+    `smallest_crop` is the least share of an image's area that a random crop keeps.  `blend` mixes every image with
+    another one: without it a training on few images overfits.  `autocast` computes in bfloat16; None does so
+    on a CPU that can multiply bfloat16, where it takes half of the time.  On CUDA it takes longer for small models.
     """
 
     loss: Loss | None = None
@@ -25,7 +26,8 @@ class RepairOptions:
     progress: bool = True
     resume: str | os.PathLike[str] | None = None
     smallest_crop: float = 0.5
-    autocast: bool = False
+    blend: bool = True
+    autocast: bool | None = None
 
     def __post_init__(self) -> None:
         check_loss(self.loss)
