@@ -2,7 +2,15 @@
 
 # The sources of each area, and the tests nearest to them: those of a file's own name first.
 AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "core": (("core/*.py",), ("tests/core", "tests/methods/test_rivals.py", "tests/test_broken_files.py")),
+    "core": (
+        ("core/*.py",),
+        (
+            "tests/core",
+            "tests/methods/test_rivals.py",
+            "tests/test_broken_files.py",
+            "tests/repairing/test_patched_weights.py",
+        ),
+    ),
     "methods": (
         ("methods/**/*.py",),
         ("tests/methods", "tests/docs/test_methods_page.py"),
@@ -37,6 +45,7 @@ AREAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 # Files whose tests have other names: these come first, and the others of the area follow.
 FIRST: dict[str, tuple[str, ...]] = {
+    "core/weight_patch.py": ("tests/repairing/test_patched_weights.py",),
     "search/evaluator.py": ("tests/search/test_tune.py", "tests/search/test_tune_hosts.py"),
     "search/families.py": ("tests/search/test_schedule.py", "tests/search/test_presets.py"),
     "search/journal.py": ("tests/search/test_tune.py", "tests/search/test_latency.py"),

@@ -14,7 +14,11 @@ from adamerge import calibrate, calibration
 from adamerge.core.budget import Threshold, ZScore
 from adamerge.core.errors import BadImages, BadOption
 from adamerge.core.recipe import Recipe
+from adamerge.core.salience import ClassAttention
 from adamerge.core.stats import LayerStats
+from adamerge.core.weight_patch import WeightPatch
+from adamerge.distributed import Place
+from adamerge.hosts.base import find_host
 from adamerge.methods import adamerge as published
 from adamerge.methods import tome
 from adamerge.patching.apply import stack_of
@@ -164,6 +168,14 @@ def test_old_statistics_in_the_recipe_are_not_looked_at(model, images):
     assert quietly(model, images, published(6.0, stale)) == quietly(model, images, published(6.0))
 
 
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_a_patch_that_the_model_is_merged_with_is_not_measured(model, images, how):
+    expected = quietly(model, images, r_max=6.0, how=how)
+    change = {f"blocks.{layer}.norm1.bias": torch.ones(48) for layer in range(DEPTH)}
+    adamerge.apply(model, replace(tome(2), patch=WeightPatch.make(change, find_host(model).fingerprint())))
+    assert quietly(model, images, r_max=6.0, how=how) == expected
+
+
 def test_the_recipe_is_kept_without_its_statistics(model, images):
     stats = quietly(model, images, published(6.0, LayerStats((5.0,), (1.0,)), split="alternating"))
     assert stats.recipe["budget"]["stats"] is None
@@ -215,6 +227,25 @@ def test_one_image_is_enough(model, images):
     assert stats.std == (0.0,) * DEPTH and stats.images == 1
 
 
+def test_a_process_without_images_takes_part_in_every_layer_of_the_others(model, images, monkeypatch):
+    """What the first of two processes sends is recorded, and given to the second, which has no images."""
+    recipe, sent = replace(tome(0), budget=Threshold(3.0)), []
+    alone = quietly(model, [images], recipe)
+
+    def gather_in_first(everything: list, mine: list) -> None:
+        sent.append(mine)
+        everything[:] = [mine, []]
+
+    def gather_in_second(everything: list, mine: list) -> None:
+        everything[:] = [sent.pop(0), mine]
+
+    for rank, gather in enumerate((gather_in_first, gather_in_second)):
+        monkeypatch.setattr("adamerge.distributed._place", Place(rank, 2))
+        monkeypatch.setattr("torch.distributed.all_gather_object", gather)
+        assert quietly(model, [images], recipe) == alone
+    assert sent == []
+
+
 # --- how it leaves the model ------------------------------------------------------------------------------------------
 
 
@@ -261,7 +292,9 @@ def test_without_progress_nothing_is_printed(model, images, how, capfd):
     quietly(model, images, r_max=6.0, how=how)
     assert capfd.readouterr() == ("", "")
     calibrate(model, images, r_max=6.0, how=how)
-    assert "calibrating" in capfd.readouterr().err
+    shown = capfd.readouterr().err
+    steps = {"iterative": ["pass 1 of 2", "pass 2 of 2"], "sequential": ["embedding", "layers"]}[how]
+    assert all(f"calibrating, {step}: " in shown for step in steps)
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -335,3 +368,20 @@ def test_passes_must_be_a_whole_number_from_one_up(unchecked, model, images, pas
 def test_an_unknown_way_is_refused(unchecked, model, images):
     with pytest.raises(BadOption, match="how must be one of iterative, sequential; got 'backwards'"):
         quietly(model, images, r_max=6.0, how="backwards")
+
+
+def test_thresholds_are_found_layer_by_layer_only(model, images):
+    recipe = replace(tome(0), budget=Threshold(3.0))
+    with pytest.raises(BadOption) as caught:
+        quietly(model, images, recipe, how="iterative")
+    told = "recipes that cut at a threshold are calibrated layer by layer; use how='sequential'"
+    assert str(caught.value) == told
+    assert quietly(model, images, recipe, how="sequential") == quietly(model, images, recipe)
+
+
+@pytest.mark.parametrize("how", ["iterative", "sequential"])
+def test_a_recipe_that_cannot_run_on_the_model_is_refused_before_an_image_is_read(how):
+    recipe = replace(tome(0), budget=ZScore(6.0), salience=ClassAttention())
+    told = r"^ClassAttention\(\) reads the class token's attention, but this model has no class token; "
+    with pytest.raises(BadOption, match=told):
+        quietly(build("average_pool"), [], recipe, how=how)

@@ -1,20 +1,23 @@
 """Every figure of an evaluation, from logits and times that were made by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from hosts.families import build
+from hosts.families import build, pictures
 from timed_models import MERGED, UNMERGED, Clock, TimedModel
 from torch import Tensor
 from torch.distributions import Categorical
 from torch.distributions import kl_divergence as reference
 
 import adamerge
-from adamerge import flops
+from adamerge import calibrate, flops
+from adamerge.core.budget import ZScore
 from adamerge.core.errors import BadImages, UnsupportedModel
 from adamerge.evaluation import Evaluation, evaluate, judge, kl_divergence
 from adamerge.methods import none, tome
+from adamerge.timing import time_call
 
 
 def logits(seed: int) -> torch.Tensor:
@@ -93,7 +96,9 @@ def test_the_summary_says_the_means():
         seconds=2.0,
         full_seconds=5.0,
         timed=10,
+        patches=9,
     )
+    assert evaluation.kept.tolist() == [6, 4, 6, 4]
     summary = evaluation.summary()
     assert summary.pop("r_per_layer") == [1.0, 3.0]
     assert summary == pytest.approx(
@@ -168,3 +173,32 @@ def test_nothing_to_evaluate_on_and_no_classifier_are_refused():
     data = [(torch.zeros(1, 3, 64, 64), torch.zeros(1).long())]
     with pytest.raises(UnsupportedModel, match=r"classifier that gives \(images, classes\) logits; got \(1, 17, 48\)$"):
         evaluate(backbone, data, none(), progress=False)
+
+
+def test_the_images_that_keep_the_fewest_tokens_are_those_after_the_last_layer():
+    """All images keep the same up to the last layer here, and different numbers after it."""
+    model, images = build("vit"), pictures(7)
+    recipe = replace(tome(0), budget=ZScore((0.0, 0.0, 8.0)))
+    recipe = recipe.with_stats(calibrate(model, images, recipe, progress=False))
+    found = evaluate(model, [(images, torch.zeros(7).long())], recipe, progress=False)
+    fewest = found.kept.sort(stable=True)
+    assert fewest.values[0] < fewest.values[-1]
+    assert found.extremes["simplest_tokens"].tolist() == fewest.values[:4].tolist()
+    assert found.extremes["simplest_numbers"].tolist() == fewest.indices[:4].tolist()
+    assert found.extremes["complex_tokens"].tolist() == fewest.values.flip(0)[:4].tolist()
+
+
+def test_progress_is_shown_if_nothing_else_is_said(timed, capfd):
+    evaluate(timed.model, batches(timed, 5), tome(1))
+    assert "evaluating" in capfd.readouterr().err
+    evaluate(timed.model, batches(timed, 5), tome(1), progress=False)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_gpu_is_waited_for_before_and_after_a_timed_call_and_a_cpu_is_not(monkeypatch):
+    happened: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append(f"waited for {device}"))
+    time_call(lambda: happened.append("called"), torch.device("cuda", 1))
+    assert happened == ["waited for cuda:1", "called", "waited for cuda:1"]
+    time_call(lambda: happened.append("called on a CPU"), torch.device("cpu"))
+    assert happened[3:] == ["called on a CPU"]

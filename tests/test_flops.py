@@ -155,6 +155,10 @@ def test_the_price_does_not_depend_on_the_precision(dtype):
     assert flops.meter(build("vit").to(dtype)) == flops.meter(build("vit"))
 
 
+def test_a_model_without_values_on_another_device_has_the_same_price():
+    assert flops.meter(build("vit").to("meta")) == flops.meter(build("vit"))
+
+
 def test_a_cost_needs_a_merged_model_that_has_run():
     model = build("vit")
     with pytest.raises(NotApplied, match="this model does not merge"):

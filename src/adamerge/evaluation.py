@@ -53,7 +53,7 @@ class Evaluation:
     seconds: float
     full_seconds: float
     timed: int
-    patches: int = 0
+    patches: int
     extremes: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property

@@ -88,6 +88,7 @@ def test_the_table_of_an_evaluation_has_every_figure_under_its_name(monkeypatch)
         seconds=2.0,
         full_seconds=7.0,
         timed=34,
+        patches=16,
     )
     monkeypatch.setattr(adamerge.evaluation, "evaluate", lambda *given, **options: known)
     text = run("eval", "--method", "tome", "--r", "2", "--images", "2")

@@ -48,7 +48,7 @@ def seen(
 ) -> Evidence:
     """Tokens as evidence, each of size 1 and at the last layer where nothing else is said."""
     dtype = torch.promote_types(x.dtype, torch.float32)
-    size = torch.ones(x.shape[:2], dtype=dtype) if size is None else size
+    size = torch.ones(x.shape[:2], dtype=dtype, device=x.device) if size is None else size
     return Evidence(raw=x, size=size, layer=layer, depth=depth or layer + 1, prefix=prefix, count=count)
 
 

@@ -1,5 +1,7 @@
 """Every source is linked to the most similar target, whatever else is in the batch."""
 
+from dataclasses import replace
+
 import pytest
 import reference
 import torch
@@ -195,3 +197,18 @@ def test_half_precision_tokens_are_compared_in_float32():
     links = linked(x, "sequential", "off")
     assert links.value.dtype == torch.float32 and links.value.isfinite().all()
     assert torch.equal(links.partner, linked(x.double(), "sequential", "off").partner)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_links_are_on_the_device_of_the_tokens(split):
+    links = linked(noise(2, 6, 3, seed=0).to("meta"), split)
+    assert {part.device.type for part in (links.value, links.partner, links.source)} == {"meta"}
+
+
+def test_attention_values_are_those_of_the_tokens_after_the_prefix_heads_concatenated():
+    value = noise(2, 1 + 6, 3, 4, seed=0)
+    evidence = seen(noise(2, 6, 12, seed=1), prefix=1)
+    with pytest.raises(BadOption, match="reads attention values, which do not exist before the block; "):
+        evidence.values  # noqa: B018
+    found = replace(evidence, heads=Heads(value, value, value, 0.5)).values
+    assert torch.equal(found, torch.cat([value[:, 1:, head] for head in range(3)], -1))

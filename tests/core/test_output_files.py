@@ -84,3 +84,13 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     finally:
         os.close(reader)
     assert Path(pipe).is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
+def test_a_file_gets_the_permissions_that_the_umask_leaves_and_the_umask_stays(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_atomically(tmp_path / "result.json", "{}")
+    finally:
+        after = os.umask(before)
+    assert (tmp_path / "result.json").stat().st_mode & 0o777 == 0o640
+    assert after == 0o027

@@ -220,3 +220,9 @@ def test_the_gradient_is_finite_where_all_weights_of_a_slot_are_tiny(least):
     assert x.grad is not None and weight.grad is not None
     assert x.grad.isfinite().all() and weight.grad.isfinite().all()
     assert x.grad[0, 1].abs().sum() > x.grad[0, 0].abs().sum() > 0, "tokens get their share of the gradient"
+
+
+def test_folded_tokens_are_on_the_device_of_the_tokens():
+    plan = Plan(torch.tensor([[0, 1, 0], [0, 1, 1]], device="meta"), torch.tensor([2, 2], device="meta"), 2)
+    x = torch.zeros(2, 3, 4, device="meta")
+    assert fold(x, plan, torch.ones(2, 3, device="meta")).device.type == "meta"

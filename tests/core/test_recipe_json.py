@@ -59,6 +59,14 @@ def test_a_part_with_other_fields_is_refused():
         Recipe.from_json(text)
 
 
+def test_statistics_whose_model_is_no_mapping_are_refused():
+    data = json.loads(adamerge(9.0, STATS).to_json())
+    data["budget"]["stats"]["model"] = 3
+    with pytest.raises(BadOption) as caught:
+        Recipe.from_json(json.dumps(data))
+    assert str(caught.value) == "the field 'model' of LayerStats must be a mapping; got 3"
+
+
 @pytest.mark.parametrize("text", ["", "adamerge", "{"])
 def test_text_that_is_not_json_is_refused(text):
     with pytest.raises(BadOption, match=r"a recipe is JSON text as `Recipe\.to_json` writes it; this is not JSON: "):

@@ -157,3 +157,9 @@ def test_an_empty_batch_gives_an_empty_plan():
     links = linked(noise(0, 6, 3, seed=0))
     assert select(links, 2).slot.shape == (0, 6)
     assert select(links, torch.zeros(0, dtype=torch.long)).slot.shape == (0, 6)
+
+
+@pytest.mark.parametrize("r", [0, 2], ids=["keeps all", "merges"])
+def test_a_plan_is_on_the_device_of_its_links(r):
+    plan = select(linked(noise(2, 6, 3, seed=0).to("meta")), r)
+    assert plan.slot.device.type == plan.count.device.type == "meta"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import adamerge
+from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
 from adamerge.methods.papers.ats import Sampled
 
@@ -45,3 +46,10 @@ def test_a_milliard_points_are_not_listed():
     links = Sampled(10**9, first=0)(evidence, salience)
     assert not links.source.any(), "every token is hit"
     assert adamerge.methods.ats(10**9).links == Sampled(10**9)
+
+
+def test_more_points_than_any_image_has_tokens_are_refused():
+    with pytest.raises(BadOption, match=r"^points must be <= 2147483648; got 2147483649$"):
+        Sampled(2**31 + 1)
+    with pytest.raises(BadOption, match=r"^tokens must be <= 2147483648; got 2147483649$"):
+        adamerge.methods.ats(2**31 + 1)

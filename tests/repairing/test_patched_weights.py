@@ -209,3 +209,7 @@ def test_a_patch_for_another_model_is_refused_and_nothing_is_changed():
         with pytest.raises(BadOption, match=message):
             adamerge.apply(other, recipe)
     assert same(values(other), before)
+
+
+def test_a_patch_says_how_much_it_changes():
+    assert str(patched_recipe(make_model()).patch) == "patch of 154 numbers in 4 parameters"
