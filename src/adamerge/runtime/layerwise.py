@@ -18,7 +18,7 @@ from adamerge.core.lazy import deferred
 from adamerge.core.match import Links
 from adamerge.core.recipe import Linked, Recipe
 from adamerge.core.stats import LayerStats, summarise
-from adamerge.distributed import in_order
+from adamerge.distributed import in_order, place
 from adamerge.runtime import reference
 from adamerge.runtime.block_view import View
 from adamerge.runtime.reference import State, Tables
@@ -110,6 +110,8 @@ def calibrate_layers(
 
 
 def _of_all_processes(links: Sequence[Links]) -> Sequence[Links]:
-    """The links of the batches of all processes, on the CPU."""
+    """The links of the batches of all processes."""
+    if place().world == 1:
+        return links
     sent = [(batch.value.cpu(), batch.partner.cpu(), batch.source.cpu()) for batch in links]
     return [Links(value, partner, source, None) for value, partner, source in in_order(sent)]
