@@ -87,7 +87,8 @@ def repair(
         images: several hundred preprocessed images, like those the model will be used on, as for `adamerge.tune`.
         recipe: what to merge, from `adamerge.tune` or `adamerge.methods`, or a file of one.
         loss: "kl" or "features", as for `adamerge.tune`.
-        epochs: passes over the images; each is a random crop, mirrored half of the time.
+        epochs: passes over the images.  Each image comes as a random crop, mirrored half of the time and blended with
+            another one, so that it is new in every pass.
         learning_rate: the largest learning rate; it rises at first and falls along a cosine.
         batch_size: images in a step; 32 on a CPU, else 64.
         seed: of crops and of the order of the images; on a CPU the same seed gives the same patch.
