@@ -31,8 +31,9 @@ class Distillation:
         self.models, self.images, self.options = models, images, options
         size = options.batch_size or BATCH.get(images.device.type, BATCH_ELSEWHERE)
         self.size = min(size, len(images))
-        casts = options.autocast
-        self.autocast = images.device.type == "cpu" and _multiplies_bfloat16() if casts is None else casts
+        self.autocast = options.autocast
+        if self.autocast is None:
+            self.autocast = images.device.type == "cpu" and _multiplies_bfloat16()
         self.steps_per_epoch = -(-len(images) // self.size)
         self.steps = options.epochs * self.steps_per_epoch
         self.done = 0
