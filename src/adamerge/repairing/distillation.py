@@ -31,9 +31,8 @@ class Distillation:
         self.models, self.images, self.options = models, images, options
         size = options.batch_size or BATCH.get(images.device.type, BATCH_ELSEWHERE)
         self.size = min(size, len(images))
-        self.autocast = options.autocast
-        if self.autocast is None:
-            self.autocast = images.device.type == "cpu" and _multiplies_bfloat16()
+        pays = images.device.type == "cpu" and _multiplies_bfloat16()
+        self.autocast = pays if options.autocast is None else options.autocast
         self.steps_per_epoch = -(-len(images) // self.size)
         self.steps = options.epochs * self.steps_per_epoch
         self.done = 0
