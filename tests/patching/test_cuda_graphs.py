@@ -17,6 +17,8 @@ from adamerge.methods import ats, dsm, dymu, evit, pitome, random, tofu, tome, v
 from adamerge.patching.apply import stack_of
 from adamerge.runtime.trace import Trace
 from adamerge.runtime.triton.graph_cache import CALLS_BEFORE_CAPTURE, MOST_GRAPHS
+from adamerge.runtime.triton.graph_capture import capture_graph
+from adamerge.runtime.triton.side_stream import SideStream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -184,6 +186,23 @@ def test_eight_threads_on_streams_of_their_own_equal_one():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_captures_take_streams_that_nobody_else_has():
+    """torch's ring of streams comes round after 32: another thread's work would become a part of the graph."""
+    others = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    used: list[int] = []
+
+    def run(x: Tensor) -> Tensor:
+        used.append(torch.cuda.current_stream().cuda_stream)
+        with SideStream(x) as side:
+            used.append(torch.cuda.current_stream().cuda_stream)
+            made = x + 1
+        side.join()
+        return made
+
+    capture_graph(run, torch.zeros(4, device="cuda"))
+    assert len(set(used)) == 2 and not others & set(used)
 
 
 def test_memory_is_bounded_over_many_shapes():

@@ -113,7 +113,9 @@ class BlockCall:
     layer: int
 
     def __init__(self, forward_pass: ForwardPass, layer: int):
-        vars(self).update(forward_pass=forward_pass, layer=layer)
+        # Not to the block.  Compilers of torch 2.11 do not follow `vars(self).update`.
+        object.__setattr__(self, "forward_pass", forward_pass)
+        object.__setattr__(self, "layer", layer)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copying and pickling ask for these before there is a block

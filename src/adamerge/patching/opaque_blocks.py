@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adamerge.runtime.autocast import autocast_dtype
+from adamerge.runtime.hooks import constant_for_compilers
 from adamerge.runtime.reference import Tables
 
 
@@ -61,8 +62,13 @@ def _(x: Tensor, tables: Sequence[Tensor], per_layer: int, autocast: Optional[to
 
 def followed_by_compiler() -> bool:
     """Whether `torch.compile` follows this code now; `torch.export` does not count, whose result runs without us."""
-    exporting = getattr(torch.compiler, "is_exporting", lambda: False)
-    return torch.compiler.is_dynamo_compiling() and not exporting()
+    return torch.compiler.is_dynamo_compiling() and not _exporting()
+
+
+@constant_for_compilers
+def _exporting() -> bool:
+    """Whether `torch.export` runs.  A compiler calls this and does not follow it: torch 2.11 would read True inside."""
+    return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
 def run_opaque(stack: int, x: Tensor, tables: tuple[Tables, ...]) -> Tensor:

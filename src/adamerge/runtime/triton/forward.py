@@ -19,12 +19,13 @@ from torch import Tensor
 from adamerge.core.recipe import Recipe
 from adamerge.core.types import AllTokens
 from adamerge.runtime.block_view import NormParams, PlainView, RotaryView, View
-from adamerge.runtime.packed.layout import Layout, Packed, PackedHeads, PerRow, RowSlots
+from adamerge.runtime.packed.layout import Packed, PackedHeads, PerRow, RowSlots
 from adamerge.runtime.packed.merge_each import PackedAttention
 from adamerge.runtime.packed.merge_padded import merge_padded
-from adamerge.runtime.packed.state import PackedState, pack, pack_rows, unpack
+from adamerge.runtime.packed.state import PackedState, pack, unpack
 from adamerge.runtime.profiling import stage
 from adamerge.runtime.reference import Tables
+from adamerge.runtime.triton.first_state import FirstState
 from adamerge.runtime.triton.gemm_dispatch import GemmDispatch
 from adamerge.runtime.triton.graph_keepalive import note_used
 from adamerge.runtime.triton.join_params import join_params
@@ -57,9 +58,7 @@ class TritonBackend:
         self.decider = MergeDecider(self.lowered, len(views)) if isinstance(self.lowered, Lowered) else None
         self.is_capturing: Callable[[Tensor], bool] = capturing
         self.shapes = [view.shape for view in views]
-        self._first_state: tuple[object, Layout, PerRow, Tensor] | None = None
-        # What graphs read that were captured by other means than ours.
-        self._captured: list[object] = []
+        self.first_state = FirstState(prefix, class_token)
 
     @property
     def not_lowered(self) -> str | None:
@@ -67,21 +66,12 @@ class TritonBackend:
         return self.lowered.reason if isinstance(self.lowered, NotLowered) else None
 
     def start(self, x: AllTokens, autocast: torch.dtype | None = None) -> "TritonForward":
-        """A pass for the tokens that enter the first block.  What depends on their shape alone is built once.
+        """A pass for the tokens that enter the first block.
 
         `autocast` is the dtype in which autocast computes linear layers and attention; None without autocast.
         """
         note_used(self)
-        key = (x.shape[:2], x.device)
-        if self._first_state is None or self._first_state[0] != key:
-            state = pack(x, self.prefix, self.class_token)
-            if not self.is_capturing(x):
-                self._first_state = key, state.layout, state.size, state.history
-            return TritonForward(self, state, autocast)
-        if self.is_capturing(x) and not note_used(self._first_state):
-            self._captured.append(self._first_state)
-        state = PackedState(pack_rows(x), *self._first_state[1:], self.class_token)
-        return TritonForward(self, state, autocast)
+        return TritonForward(self, self.first_state.make(x, self.is_capturing(x)), autocast)
 
 
 class TritonForward:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from adamerge.runtime.autocast import without_cached_casts
 from adamerge.runtime.triton.graph_keepalive import collect_used
+from adamerge.runtime.triton.side_stream import stream_for_capture
 
 # One capture at a time in a process: captures share the allocator and the list of collected objects.
 _CAPTURE = threading.Lock()
@@ -51,7 +52,7 @@ def capture_graph(
     """
     device = examples[0].device
     with _CAPTURE, torch.cuda.device(device), _no_garbage_collection(), without_cached_casts(device):
-        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        current, side = torch.cuda.current_stream(device), stream_for_capture(device)
         # Normal tensors, so that new inputs may be copied into them outside of inference mode too.
         with torch.inference_mode(False), torch.no_grad():
             inputs = tuple(torch.empty_like(example).copy_(example) for example in examples)

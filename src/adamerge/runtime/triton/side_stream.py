@@ -7,6 +7,15 @@ from torch import Tensor
 
 from adamerge.runtime.triton.readback import capturing
 
+# torch hands out the streams of each priority in turn from a ring of 32.  A capture must not take the stream on which
+# another thread runs: that thread's work would become a part of the graph.  Nobody else asks for this priority.
+CAPTURE_PRIORITY = -3
+
+
+def stream_for_capture(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which no other thread runs."""
+    return torch.cuda.Stream(device, priority=CAPTURE_PRIORITY)
+
 
 class SideStream:
     """Under graph capture, kernels launched inside run concurrently with those launched after it, until `join`.
@@ -21,7 +30,7 @@ class SideStream:
     def __enter__(self) -> "SideStream":
         if self.active:
             here = torch.cuda.current_stream()
-            self.stream = torch.cuda.Stream()
+            self.stream = stream_for_capture(here.device)
             self.stream.wait_stream(here)
             self.aside = torch.cuda.stream(self.stream)
             self.aside.__enter__()
