@@ -187,6 +187,8 @@ def test_what_cannot_be_repaired_is_refused(model, images, recipe, report, unche
     for name, wrong in (("epochs", 0), ("batch_size", 1.5), ("seed", "a"), ("learning_rate", -1), ("loss", "mse")):
         with pytest.raises(BadOption, match=f"{name} must be"):
             adamerge.repair(model, images, recipe, **{name: wrong})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadOption, match="temperature must be >= 0.1; got 0"):
+        RepairOptions(temperature=0)
 
 
 def test_crops_are_parts_of_their_image_and_depend_on_the_dice_alone():
@@ -223,3 +225,16 @@ def test_steps_blend_their_images_unless_they_are_told_not_to(model, images, rec
     assert plain.shape == blended.shape and not torch.equal(plain, blended)
     # Blends of different images have less contrast.
     assert blended.var() < 0.9 * plain.var()
+
+
+def test_the_loss_of_training_is_the_divergence_of_softened_probabilities(model, images, recipe):
+    """KL(full || merged) of softmax(logits / T), times T squared, computed here from the two models' own outputs."""
+    batch, temperature = images[:6], 2.0
+    with trainable(model) as swap:
+        loss = TwoModels(model, recipe, swap, "kl", temperature).compare(batch).item()
+    with torch.no_grad():
+        full = (model(batch).double() / temperature).softmax(1)
+        with adamerge.applied(model, recipe, "reference"):
+            merged = (model(batch).double() / temperature).softmax(1)
+    expected = temperature**2 * (full * (full / merged).log()).sum(1).mean().item()
+    assert expected > 0.01 and loss == pytest.approx(expected, rel=1e-4)

@@ -161,7 +161,7 @@ def _checked(recipe: Any) -> Recipe:
 def _train(model: nn.Module, bench: Evaluator, recipe: Recipe, options: RepairOptions) -> WeightPatch:
     """The patch that training on the images of `bench` gives."""
     with temporarily_patched(model), trainable(model) as swap:
-        models = TwoModels(model, recipe, swap, bench.loss)
+        models = TwoModels(model, recipe, swap, bench.loss, options.temperature)
         images = torch.cat([_usable(batch) for batch in bench.images]).float()
         training = Distillation(models, images, options)
         training.run(Checkpoint(options.resume, _task(bench, recipe, options)))

@@ -27,10 +27,13 @@ class Answer:
 
 
 class TwoModels:
-    """A model with a recipe, and the same model unmerged with its own parameters."""
+    """A model with a recipe, and the same model unmerged with its own parameters.
 
-    def __init__(self, model: nn.Module, recipe: Recipe, swap: ParameterSwap, loss: Loss):
-        self.model, self.recipe, self.swap, self.loss = model, recipe, swap, loss
+    Logits are divided by `temperature` before they are compared.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe, swap: ParameterSwap, loss: Loss, temperature: float = 1.0):
+        self.model, self.recipe, self.swap, self.loss, self.temperature = model, recipe, swap, loss, temperature
         self.host = find_host(model)
         self.entry: Any = self.host.entry or model
 
@@ -61,8 +64,10 @@ class TwoModels:
     def _difference(self, wanted: Answer, given: Answer) -> Tensor:
         """The divergence of the class probabilities, or one minus the cosines of the pooled outputs and the patches."""
         if self.loss == "kl":
-            merged, full = (answer.output.float().log_softmax(-1) for answer in (given, wanted))
-            return kl_div(merged, full, reduction="batchmean", log_target=True)
+            softened = (answer.output.float() / self.temperature for answer in (given, wanted))
+            merged, full = (logits.log_softmax(-1) for logits in softened)
+            # Times the square: gradients are about as large as without the division.
+            return self.temperature**2 * kl_div(merged, full, reduction="batchmean", log_target=True)
         pooled = 1 - cosine_similarity(wanted.output.float(), given.output.float(), dim=-1).mean()
         full, merged = (self._patches(answer.tokens) for answer in (wanted, given))
         return (pooled + 1 - cosine_similarity(full, merged, dim=-1).mean()) / 2
