@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
+from adamerge.patching.apply import temporarily_patched
 from adamerge.repairing import distillation
 from adamerge.repairing.augmentation import augment, blend
 from adamerge.repairing.distillation import Distillation
@@ -187,7 +188,7 @@ def test_what_cannot_be_repaired_is_refused(model, images, recipe, report, unche
     for name, wrong in (("epochs", 0), ("batch_size", 1.5), ("seed", "a"), ("learning_rate", -1), ("loss", "mse")):
         with pytest.raises(BadOption, match=f"{name} must be"):
             adamerge.repair(model, images, recipe, **{name: wrong})  # pyright: ignore[reportArgumentType]
-    with pytest.raises(BadOption, match="temperature must be >= 0.1; got 0"):
+    with pytest.raises(BadOption, match=r"temperature must be >= 0\.1; got 0"):
         RepairOptions(temperature=0)
 
 
@@ -230,7 +231,7 @@ def test_steps_blend_their_images_unless_they_are_told_not_to(model, images, rec
 def test_the_loss_of_training_is_the_divergence_of_softened_probabilities(model, images, recipe):
     """KL(full || merged) of softmax(logits / T), times T squared, computed here from the two models' own outputs."""
     batch, temperature = images[:6], 2.0
-    with trainable(model) as swap:
+    with temporarily_patched(model), trainable(model) as swap:
         loss = TwoModels(model, recipe, swap, "kl", temperature).compare(batch).item()
     with torch.no_grad():
         full = (model(batch).double() / temperature).softmax(1)
