@@ -2,7 +2,7 @@
 
 All engines of a batch size run in turn in one process, each merged model beside the unmerged one in the same engine.
 Weights are random, images are drawn.  Recipes with fixed counts are solved for a cut of the true cost and kept in a
-folder, and so are the exported files of a CPU.  Rows are added to a CSV file.
+folder, and so are the exported files: use another folder for another device or dtype.  Rows are added to a CSV file.
 
     python benchmarks/engines.py --work FOLDER [--models vit_tiny_patch16_224,…] [--batches 1,8] [--cuts 0.25,0.5]
         [--methods tome,preset] [--engines openvino,onnxruntime,torch] [--rounds 10] [--only-files]
@@ -30,6 +30,7 @@ from adamerge import Recipe
 from adamerge.embedded import scenes
 from adamerge.experiments.benchmark import Entry, bench
 from adamerge.experiments.benchmark.engines import ENGINES, TORCH, EngineFiles, engine_contenders
+from adamerge.exporting.formats import find_format
 from adamerge.search.solve import solve
 from adamerge.search.target import Target
 
@@ -45,9 +46,7 @@ class KeptFiles(EngineFiles):
         self.kept, self.names = folder, names
 
     def file(self, model: nn.Module, recipe: Recipe, format: str, images: Tensor) -> Path:
-        if format != "onnx":
-            return super().file(model, recipe, format, images)
-        path = self.kept / f"{self.names[recipe.to_json()]}.onnx"
+        path = self.kept / f"{self.names[recipe.to_json()]}{find_format(format).suffix}"
         if not path.exists():
             path.write_bytes(super().file(model, recipe, format, images).read_bytes())
         return path
@@ -90,11 +89,12 @@ def measure(name: str, options: argparse.Namespace) -> None:
     files = KeptFiles(options.work, names)
     engines = options.engines.split(",")
     ways = [way for engine in engines for way in ENGINES[engine]]
+    place = torch.device(options.device), getattr(torch, options.dtype)
+    model, images = model.to(*place), images.to(*place)
     if options.only_files:
         for recipe in (adamerge.methods.none(), *recipes.values()):
-            print(files.file(model, recipe, "onnx", images), flush=True)
+            print(files.file(model, recipe, "aoti" if "aoti" in engines else "onnx", images), flush=True)
         return
-    model = model.to(options.device, getattr(torch, options.dtype))
     entries = [Entry(f"{method} {cut:.0%}", recipe) for (method, cut), recipe in recipes.items()]
     plain, merged = ([], []) if TORCH not in engines else (["eager"], ["packed"])
     if TORCH in engines and options.device != "cpu":
