@@ -61,8 +61,13 @@ def errors(found: Tensor, exact: Tensor) -> Tensor:
     return (found - exact).flatten(1).norm(dim=1)
 
 
+def farthest(found: Tensor, exact: Tensor) -> Tensor:
+    """The largest error of each image."""
+    return (found - exact).abs().flatten(1).amax(1)
+
+
 def runs(member: Member, model: nn.Module, images: Tensor) -> bool:
-    """Whether the unmerged model runs as it is.  timm's mixed rotary tables cannot be made in bfloat16."""
+    """Whether the unmerged model runs as it is.  timm 1.0.29 makes mixed rotary tables in float32 only."""
     try:
         with torch.inference_mode():
             member.see(model, images)
@@ -86,17 +91,16 @@ def test_kernels_keep_the_contract_of_the_reference(member, method):
     found, trace = run(member, model, images, recipe, "auto")
     assert torch.equal(trace.counts, expected.counts)
     assert torch.equal(trace.slots(), expected.slots())
-    allowed = 1e-3 * max(1.0, float(exact.abs().max()))
-    # Where the reference's own rounding moves an output further (weights of a mean that are all nearly 0), nobody's
-    # output is right; such images have to merge alike only.
-    wide, _ = run(member, copy.deepcopy(model).double(), images.double(), recipe, "reference")
-    stable = (exact - wide).abs().flatten(1).amax(1) <= allowed
-    assert stable.any()
-    torch.testing.assert_close(found[stable], exact[stable], rtol=1e-3, atol=allowed)
+    # Nobody is nearer to the exact output than rounding allows: some means have weights that are all nearly 0.
+    allowed, wide = 1e-3 * max(1.0, float(exact.abs().max())), exact
+    if runs(member, copy.deepcopy(model).double(), images.double()):
+        wide, _ = run(member, copy.deepcopy(model).double(), images.double(), recipe, "reference")
+    assert (farthest(exact, wide) <= allowed).any()
+    assert (farthest(found, wide) <= allowed + 2 * farthest(exact, wide)).all()
 
     alone, its_trace = run(member, model, images[:1], recipe, "auto")
     assert torch.equal(its_trace.counts[0], trace.counts[0])
-    torch.testing.assert_close(alone[0], found[0], rtol=1e-3, atol=allowed)
+    assert farthest(alone[:1], wide[:1]) <= allowed + 2 * farthest(exact[:1], wide[:1])
 
     half, small = model.bfloat16(), images.bfloat16()
     if not runs(member, half, small):
