@@ -63,14 +63,14 @@ def repair_table() -> str:
         "held out: before, after | points: before, after [95 %] | patch, KB | seconds, tasks at once | device |",
         "|---|---:|---:|---|" + "---:|" * 7 + "---|",
     ]
-    for row in read("repair"):
+    for row in sorted(read("repair"), key=_newest_first):
         pairs = (f"{_loss(float(row[f'{name}_before']))}, {_loss(float(row[f'{name}_after']))}" for name in STAGES)
         judged, used, held_out = pairs
         points = (
             f"{float(row['points_before']):+.2f}, {interval(row, 'points_after', 2)}" if row["points_after"] else "–"
         )
         ratio = f"{float(row['ratio']):.2f} [{float(row['ratio_low']):.2f}, {float(row['ratio_high']):.2f}]"
-        trained = f"{row['images']} | {row['options']}"
+        trained = f"{row['images']} | {'default' if row['options'] == '{}' else row['options']}"
         where = "2 cores" if row["device"] == "cpu" else row["device"]
         took = f"{float(row['seconds']):.0f}, {row['at_once']} | {where}"
         lines.append(
@@ -78,6 +78,22 @@ def repair_table() -> str:
             f"{points} | {int(row['bytes']) / 1000:.0f} | {took} |"
         )
     return "\n".join(lines)
+
+
+def _newest_first(row: Row) -> tuple[int, str, float, int]:
+    return -int(row["date"].replace("-", "")), row["model"], float(row["cut"]), -int(row["images"])
+
+
+def training_step_table() -> str:
+    """The time of a training step while tokens are merged."""
+    rows = read("training-step")
+    lines = ["| model | batch | cut | | ms a step | times as fast as unmerged |", "|---|---:|---:|---|---:|---:|"]
+    for row in rows:
+        lines.append(
+            f"| {row['model']} | {row['batch']} | {float(row['cut']):.0%} | {row['contender']} | "
+            f"{float(row['ms']):.1f} | {float(row['speed_up']):.2f}× |"
+        )
+    return "\n".join([*lines, "", f"*{rows[0]['device']}, torch {rows[0]['torch']}, {rows[0]['date']}.*"])
 
 
 def learned_table() -> str:

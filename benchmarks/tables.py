@@ -17,6 +17,7 @@ from frontier_tables import (
     learned_table,
     repair_table,
     samples_table,
+    training_step_table,
     tuned_cell,
     tuning_table,
 )
@@ -288,6 +289,7 @@ def pages() -> dict[Path, str]:
                 "gap": gap_table(),
                 "tuning": tuning_table(),
                 "repair": repair_table(),
+                "training step": training_step_table(),
                 "learned": learned_table(),
                 "finetune": finetune_table(),
                 "diffrate": diffrate_table(),
