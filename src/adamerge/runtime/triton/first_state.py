@@ -49,4 +49,6 @@ class FirstState:
 
 
 def _stream_number(x: Tensor) -> int:
-    return torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
+    """The stream that `x` is used on; 0 on a CPU, and for a fake tensor where there is no CUDA device."""
+    used = x.is_cuda and torch.cuda.is_initialized()
+    return torch.cuda.current_stream(x.device).cuda_stream if used else 0
