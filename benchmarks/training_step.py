@@ -18,6 +18,7 @@ from pathlib import Path
 import timm
 import torch
 from reading import RESULTS, append
+from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
 import adamerge
@@ -32,7 +33,7 @@ CALIBRATION = 32
 WARM_UP = 3
 
 
-def step(model: nn.Module, optimiser: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
+def step(model: Callable[[Tensor], Tensor], optimiser: torch.optim.Optimizer, images: Tensor, labels: Tensor) -> None:
     """One step of training."""
     optimiser.zero_grad()
     with torch.autocast(images.device.type, torch.bfloat16):
@@ -67,7 +68,7 @@ def main() -> None:
     torch.manual_seed(0)
     device = torch.device(given.device)
     model = timm.create_model(given.model).to(device).eval()
-    size = timm.data.resolve_model_data_config(model)["input_size"][-1]
+    size = resolve_model_data_config(model)["input_size"][-1]
     drawn = scenes(0, max(given.batch, CALIBRATION), seed=5, size=size, device=device).images
     images = (drawn - 0.5) / 0.5
     labels = torch.randint(0, 1000, (given.batch,), device=device)
