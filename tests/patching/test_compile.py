@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ def test_data_parallel_runs_a_merged_model(member):
     assert adamerge.trace(model).merged.tolist() == [9] * 4
 
 
-@pytest.mark.parametrize("recipe", [tome(3), ADAPTIVE], ids=["fixed", "adaptive"])
-def test_a_replica_runs_on_its_own_parameters(member, recipe, monkeypatch):
-    """What DataParallel makes for each device, here of copies on the CPU: the originals may be anything meanwhile."""
+@pytest.fixture
+def replicate(monkeypatch) -> Callable[..., list[nn.Module]]:
+    """What DataParallel makes for two devices, here of copies on the CPU."""
     parallel = importlib.import_module("torch.nn.parallel.replicate")
     monkeypatch.setattr(parallel, "_get_device_index", lambda device, _: device)
     monkeypatch.setattr(
@@ -94,15 +95,33 @@ def test_a_replica_runs_on_its_own_parameters(member, recipe, monkeypatch):
         "_broadcast_coalesced_reshape",
         lambda tensors, devices, detach=False: [[tensor.clone() for tensor in tensors] for _ in devices],
     )
+    return lambda model, **options: parallel.replicate(model, [0, 1], **options)
+
+
+@pytest.mark.parametrize("recipe", [tome(3), ADAPTIVE], ids=["fixed", "adaptive"])
+def test_a_replica_runs_on_its_own_parameters(member, recipe, replicate):
+    """The originals may be anything meanwhile."""
     model, images = member.build(), member.images()
     adamerge.apply(model, recipe)
     with torch.no_grad():
         expected = member.see(model, images)
-        first, second = parallel.replicate(model, [0, 1], detach=True)
+        first, second = replicate(model, detach=True)
         for parameter in model.parameters():
             nn.init.zeros_(parameter)
         for replica in (first, second):
             torch.testing.assert_close(member.see(replica, images), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_of_a_replica_reach_the_model(member, replicate):
+    model, images = member.build(), member.images()
+    adamerge.apply(model, tome(3), "reference")
+    member.see(model, images).square().sum().backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad(set_to_none=True)
+    adamerge.apply(model, tome(3))
+    member.see(replicate(model)[1], images).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")  # gloo on a machine with odd host names

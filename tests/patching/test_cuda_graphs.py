@@ -151,14 +151,24 @@ def test_changes_of_the_model_are_seen():
     check()
 
 
-def test_gradients_training_and_compilers_take_no_graph():
-    fast: Any = adamerge.apply(build(torch.float32), tome(8))
+def test_the_graph_runs_with_gradients_enabled_and_they_are_those_of_the_reference():
+    model = build(torch.float32)
+    slow: Any = adamerge.apply(copy.deepcopy(model), tome(8), "reference")
+    fast: Any = adamerge.apply(model, tome(8))
     images = pictures(4, dtype=torch.float32)
     warm(fast, images)
+    with torch.inference_mode():
+        expected = fast(images)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fast(images).sum().backward()
-    assert fast.patch_embed.proj.weight.grad is not None
+        warnings.simplefilter("error")
+        for _ in range(3):
+            assert torch.equal(fast(images), expected)
+    assert adamerge.explain(fast, images).backend == "triton" and len(stack_of(fast).graphs) == 1
+    for each in (fast, slow):
+        each(images).square().sum().backward()
+    for name, parameter in slow.named_parameters():
+        found = fast.get_parameter(name).grad
+        assert (found - parameter.grad).norm() <= 1e-3 * parameter.grad.norm() + 1e-6, name
 
 
 def test_eight_threads_on_streams_of_their_own_equal_one():

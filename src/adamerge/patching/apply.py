@@ -37,9 +37,9 @@ def apply(
             folder with an `adamerge.json`.
         runtime: "reference" is plain torch on padded batches, differentiable everywhere.  "packed" holds the tokens of
             a batch without padding and runs kernels of its own on CUDA; it is for inference.  "auto" packs in
-            evaluation mode, on CUDA only when gradients are disabled, and takes the reference otherwise.  On a CPU an
-            image's result is then the same to the bit alone and in any batch, and within rounding of the reference; a
-            backward pass runs the blocks again on the reference.
+            evaluation mode, and takes the reference in training.  With gradients enabled, a backward pass runs the
+            blocks again on the reference.  On a CPU an image's packed result is the same to the bit alone and in any
+            batch, and within rounding of the reference.
         cuda_graphs: whether the blocks may run as CUDA graphs where they run with kernels.  A shape of batches gets its
             graph at its third call; the graphs of four shapes are kept.  They hold the memory of one forward pass.
     """

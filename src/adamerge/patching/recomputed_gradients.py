@@ -1,7 +1,7 @@
 """Runs the blocks without recording although gradients are enabled, and runs them again if a gradient is asked for.
 
-Most code that only wants outputs does not disable gradients, and the packed backend cannot record its operations.  So
-it runs without recording, and a backward pass runs the blocks once more, recorded, on the reference.
+Most code that only wants outputs does not disable gradients, and the packed and triton backends cannot record their
+operations.  So they run without recording, and a backward pass runs the blocks once more, recorded, on the reference.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,17 +36,17 @@ class RunsOrRecords(Protocol):
         ...
 
     def run(self, x: Tensor, tables: LayerTables) -> Tensor:
-        """All blocks on tokens `x`, on the backend that fits the modes of torch; keep the trace."""
+        """All blocks on tokens `x`, in the fastest way that fits the modes of torch; keep the trace."""
         ...
 
 
 def may_recompute(stack: RunsOrRecords, x: Tensor, tables: LayerTables) -> bool:
-    """Whether gradients are enabled, only a backward pass may ask for them, and the packed backend runs without them.
+    """Whether gradients are enabled, only a backward pass may ask for them, and a faster backend runs without them.
 
     Transforms of `torch.func` and forward-mode derivatives look into every operation.  Rotary tables that are learned
-    need gradients of their own.
+    need gradients of their own.  The parameters of a replica of DataParallel are not listed by its modules.
     """
-    if not torch.is_grad_enabled() or x.device.type != "cpu" or _looked_into():
+    if not torch.is_grad_enabled() or getattr(stack, "_is_replica", False) or _looked_into():
         return False
     if any(table.requires_grad for layer in tables for table in layer):
         return False

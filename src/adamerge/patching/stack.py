@@ -150,18 +150,30 @@ class Stack(BlockStack):
         refuse_recorded_counts(self.recipe)
         if followed_by_compiler() and self._opaque():
             return run_opaque(self._number, x, tables)
-        replayed = self.graphs.run(x, tables) if self._may_replay(x) else None
-        if replayed is not None:
-            self.keep_trace(replayed.build_trace)
-            return replayed.tokens
+        tokens = self._replay(x, tables)
+        if tokens is not None:
+            return tokens
         if not tables and self.hooked():
             return self._run_modules(x)
         if may_recompute(self, x, tables):
             return run_without_recording(self, x, tables)
-        return self.run(x, tables)
+        return self._run(x, tables)
 
     def run(self, x: Tensor, tables: LayerTables) -> Tensor:
-        """All blocks on tokens `x`, on the backend that fits the batch; keep the trace."""
+        """All blocks on tokens `x`, as a CUDA graph or on the backend that fits the batch; keep the trace."""
+        tokens = self._replay(x, tables)
+        return self._run(x, tables) if tokens is None else tokens
+
+    def _replay(self, x: Tensor, tables: LayerTables) -> Tensor | None:
+        """All blocks on tokens `x` as a CUDA graph; None if there is none for this batch."""
+        replayed = self.graphs.run(x, tables) if self.may_replay(x) else None
+        if replayed is None:
+            return None
+        self.keep_trace(replayed.build_trace)
+        return replayed.tokens
+
+    def _run(self, x: Tensor, tables: LayerTables) -> Tensor:
+        """All blocks on tokens `x`, one after the other."""
         tokens, trace = self._run_blocks(x, tables)
         self.keep_trace(trace)
         return tokens
@@ -226,7 +238,7 @@ class Stack(BlockStack):
             )
         return self._graphs
 
-    def _may_replay(self, x: Tensor) -> bool:
+    def may_replay(self, x: Tensor) -> bool:
         """Whether a CUDA graph may run the blocks: for inference with kernels, outside of compilers and captures."""
         return (
             self.cuda_graphs
