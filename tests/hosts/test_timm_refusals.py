@@ -152,7 +152,9 @@ def test_a_trace_needs_a_merged_model_that_has_run():
     with pytest.raises(NotApplied, match=r"this model does not merge; call adamerge.apply\(model, recipe\) first"):
         adamerge.trace(model)
     adamerge.apply(model, tome(2))
-    with pytest.raises(NotApplied, match=r"the merged model has not run yet; call model\(images\) before"):
+    with pytest.raises(
+        NotApplied, match=r"the merged model has not run yet, or its first block runs now; call model\(images\) b"
+    ):
         adamerge.trace(model)
     run(model, images)
     assert adamerge.trace(model).merged.tolist() == [6] * 5

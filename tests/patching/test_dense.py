@@ -58,6 +58,19 @@ def test_features_of_another_layer_or_batch_are_refused():
             adamerge.unmerge(features, model)
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_hook_that_asks_too_early_is_told_so(layer):
+    """The trace of the batch before would have the wrong slots."""
+    model, images = build("vit"), pictures()
+    adamerge.apply(model, tome(3))
+    with torch.no_grad():
+        model(images)
+    norm = model.get_submodule(f"blocks.{layer}.norm2")
+    norm.register_forward_pre_hook(lambda _, args: adamerge.unmerge(args[0], model, layer) is None)
+    with pytest.raises((NotApplied, BadOption), match=r"after model\(images\)"):
+        model(images)
+
+
 def test_a_model_that_does_not_merge_has_nothing_to_unmerge():
     with pytest.raises(NotApplied):
         adamerge.unmerge(torch.zeros(1, 17, 48), build("vit"))

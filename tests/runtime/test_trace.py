@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 
+from adamerge.core.errors import BadOption
 from adamerge.core.plan import Plan
 from adamerge.runtime.trace import LayerTrace, Trace
 
@@ -43,8 +44,11 @@ def test_slots_map_original_patches_to_the_tokens_after_a_layer():
     assert trace().slots(1).tolist() == trace().slots().tolist() == [[0, 1, 0, 1], [0, 0, 0, 0]]
     assert trace().slots(-2).tolist() == trace().slots(0).tolist()
     assert trace().plan().count.tolist() == [2, 1]
-    with pytest.raises(IndexError):
-        trace().slots(2)
+    for layer in (2, -3):
+        with pytest.raises(
+            BadOption, match=f"layer {layer} was asked for, and this forward pass has run 2 layers. Give a"
+        ):
+            trace().slots(layer)
 
 
 def test_a_merged_token_has_the_greatest_salience_of_its_members():

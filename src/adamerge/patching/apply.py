@@ -99,7 +99,10 @@ def trace(model: nn.Module) -> Trace:
     """What the last forward pass of a merged model did with its batch."""
     last = stack_of(model).last_trace
     if last is None:
-        raise NotApplied("the merged model has not run yet; call model(images) before adamerge.trace(model)")
+        raise NotApplied(
+            "the merged model has not run yet, or its first block runs now; call model(images) before "
+            "adamerge.trace(model), and in a hook keep the features and ask after model(images)"
+        )
     return last
 
 

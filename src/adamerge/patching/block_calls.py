@@ -55,8 +55,8 @@ class MergingBlocks(Protocol):
         """The module of one block."""
         ...
 
-    def keep_trace(self, trace: Trace | BuildTrace) -> None:
-        """Keep the trace of a pass."""
+    def keep_trace(self, trace: Trace | BuildTrace | None) -> None:
+        """Keep the trace of a pass; None forgets that of the pass before."""
         ...
 
 
@@ -86,6 +86,8 @@ class ForwardPass:
     def _step(self, layer: int, x: Tensor, tables: Tables) -> Tensor:
         stack = self.stack
         if layer == 0:
+            # A hook inside the first block would see the trace of another batch.
+            stack.keep_trace(None)
             self._backend = stack.choose_backend(x)
         elif self.hooked and isinstance(self._backend, ReferenceBackend):
             self._backend.resume(x)

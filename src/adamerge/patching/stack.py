@@ -140,8 +140,8 @@ class Stack(BlockStack):
             return self._trace.left()
         return None if self.last_trace is None else self.last_trace.counts[:, -1]
 
-    def keep_trace(self, trace: Trace | BuildTrace) -> None:
-        """Keep the trace of a forward pass, or a function that builds it."""
+    def keep_trace(self, trace: Trace | BuildTrace | None) -> None:
+        """Keep the trace of a forward pass, or a function that builds it; None forgets that of the pass before."""
         self._trace = trace
 
     def forward(self, x: Tensor, tables: LayerTables = ()) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from adamerge.core.errors import BadOption
 from adamerge.core.plan import Plan
 from adamerge.core.types import Counts, PerImage, PerToken
 
@@ -71,7 +72,13 @@ class Trace:
 
     def plan(self, layer: int = -1) -> Plan:
         """All merges up to and including `layer` as one plan, which starts at the original patches."""
-        last = range(len(self.layers))[layer]
+        depth = len(self.layers)
+        if layer not in range(-depth, depth):
+            raise BadOption(
+                f"layer {layer} was asked for, and this forward pass has run {depth} layers. Give a layer from 0 to "
+                f"{depth - 1}; in a hook the pass is not at its end, so keep the features and ask after model(images)."
+            )
+        last = range(depth)[layer]
         return reduce(Plan.then, (step.plan for step in self.layers[: last + 1]))
 
     def slots(self, layer: int = -1) -> Int[Tensor, "b n"]:
