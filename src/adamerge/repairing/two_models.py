@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, kl_div, layer_norm
 
 from adamerge.core.recipe import Recipe
+from adamerge.core.types import AllTokens
 from adamerge.hosts.base import find_host
 from adamerge.methods import none
 from adamerge.patching.probes import GivenTokens, embed
@@ -16,6 +18,9 @@ from adamerge.patching.stack import install
 from adamerge.repairing.trainable import ParameterSwap
 from adamerge.runtime import reference
 from adamerge.search.evaluator import Loss
+
+# The least spread of a channel: one that hardly varies does not count more than others.
+LEAST_SPREAD = 1e-2
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class TwoModels:
         return Answer(output, tokens)
 
     def _difference(self, wanted: Answer, given: Answer) -> Tensor:
-        """The divergence of the class probabilities, or one minus the cosines of the pooled outputs and the patches."""
+        """The divergence of the class probabilities, or one minus cosines: of the pooled outputs and of the patches."""
         if self.loss == "kl":
             softened = (answer.output.float() / self.temperature for answer in (given, wanted))
             merged, full = (logits.log_softmax(-1) for logits in softened)
@@ -70,7 +75,18 @@ class TwoModels:
             return self.temperature**2 * kl_div(merged, full, reduction="batchmean", log_target=True)
         pooled = 1 - cosine_similarity(wanted.output.float(), given.output.float(), dim=-1).mean()
         full, merged = (self._patches(answer.tokens) for answer in (wanted, given))
-        return (pooled + 1 - cosine_similarity(full, merged, dim=-1).mean()) / 2
+        return (pooled + 1 - standardised_cosine(full, merged).mean()) / 2
 
     def _patches(self, tokens: Tensor) -> Tensor:
         return layer_norm(tokens.float(), tokens.shape[-1:])[:, self.host.prefix :]
+
+
+def standardised_cosine(full: AllTokens, merged: AllTokens) -> Float[Tensor, "b t"]:
+    """The cosine of each pair of tokens, with every channel centred and scaled by its mean and spread over `full`.
+
+    Without that a few large channels and the mean of all tokens decide: in DINOv2 they are three quarters of the norm,
+    and say nothing of what distinguishes one patch from another.
+    """
+    mean = full.mean((0, 1))
+    spread = full.std((0, 1)).clamp_min(LEAST_SPREAD)
+    return cosine_similarity((full - mean) / spread, (merged - mean) / spread, dim=-1)
