@@ -13,6 +13,8 @@ from typing import Any
 from torch import nn
 from torch.fx import Proxy
 
+from adamerge.core.errors import PatchConflict
+
 # Called as `around(own, self, *args, **kwargs)`, where `own` is the method of the unpatched class; with a context, as
 # `around(own, self, context, *args, **kwargs)`.  It must be a function at the top of its file, so that models can be
 # pickled.
@@ -116,6 +118,19 @@ def conflict(module: nn.Module) -> str | None:
         if found is not None and not ours:
             return f"expected the method `{method}` of its class, got {found!r} set on the module"
     return None
+
+
+def refuse_conflict(model: nn.Module, module: nn.Module, reason: str | None) -> None:
+    """Raise an error if there is a reason not to undo the patch of a module of `model`."""
+    if reason is None:
+        return
+    paths = [path for path, other in model.named_modules() if other is module]
+    where = f"its module {paths[0]}" if paths and paths[0] else "the model"
+    raise PatchConflict(
+        f"adamerge.apply patched {where}, and another library changed it since: {reason}. Nothing was changed now. "
+        "Undo the other change first (a parametrization by torch.nn.utils.parametrize.remove_parametrizations), "
+        "then call this again; the other change can be made again afterwards."
+    )
 
 
 def _replaced(module: nn.Module) -> Replaced:

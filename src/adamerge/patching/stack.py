@@ -13,7 +13,7 @@ from adamerge.core.types import Counts
 from adamerge.hosts.base import BlockStack, Host
 from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_recorded_counts, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
-from adamerge.patching.module_patch import MethodPatch, conflict, patch, unpatch
+from adamerge.patching.module_patch import MethodPatch, conflict, patch, refuse_conflict, unpatch
 from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, run_opaque
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.patched_weights import PatchedWeights
@@ -92,9 +92,9 @@ class Stack(BlockStack):
         """
         modules = {id(done.module): done.module for done in self._patches}.values()
         for module in modules:
-            self._refuse_conflict(module, conflict(module))
+            refuse_conflict(self.host.model, module, conflict(module))
         for mine, own in zip(self.children(), self.container.children(), strict=True):
-            self._refuse_conflict(mine, proxy_conflict(mine, own))
+            refuse_conflict(self.host.model, mine, proxy_conflict(mine, own))
         if self._weights is not None:
             self._weights.leave()
         for module in modules:
@@ -103,17 +103,6 @@ class Stack(BlockStack):
         vars(self.container).update({name: vars(self)[name] for name in HOOK_ATTRIBUTES})
         for mine, own in zip(self.children(), self.container.children(), strict=True):
             copy_attributes(mine, own)
-
-    def _refuse_conflict(self, module: nn.Module, reason: str | None) -> None:
-        if reason is None:
-            return
-        paths = [path for path, other in self.host.model.named_modules() if other is module]
-        where = f"its module {paths[0]}" if paths and paths[0] else "the model"
-        raise PatchConflict(
-            f"adamerge.apply patched {where}, and another library changed it since: {reason}. Nothing was changed now. "
-            "Undo the other change first (a parametrization by torch.nn.utils.parametrize.remove_parametrizations), "
-            "then call this again; the other change can be made again afterwards."
-        )
 
     @property
     def views(self) -> tuple[View, ...]:
