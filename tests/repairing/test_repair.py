@@ -144,6 +144,18 @@ def test_a_repair_that_does_not_help_gives_the_recipe_back(model, images, recipe
     assert "not repaired" in caplog.text
 
 
+def test_a_batch_whose_gradient_is_not_finite_spoils_nothing(model, images, recipe, monkeypatch):
+    own, calls = TwoModels.compare, []
+
+    def compare(self: TwoModels, batch: torch.Tensor) -> torch.Tensor:
+        calls.append(batch)
+        return own(self, batch) * (torch.nan if len(calls) in (2, 5) else 1.0)
+
+    monkeypatch.setattr(TwoModels, "compare", compare)
+    found = repair_with_report(model, images, recipe, replace(OPTIONS, epochs=8))
+    assert len(calls) > 5 and found.repaired
+
+
 def test_features_of_a_backbone_without_classes_are_repaired():
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"img_size": 70, "depth": 4, "embed_dim": 48, "num_heads": 4, "init_values": 0.5}

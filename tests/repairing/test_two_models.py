@@ -1,41 +1,63 @@
-"""How the outputs of a merged and of the unmerged model are compared while a repair trains."""
+"""How the patches of the merged and of the unmerged model are compared while a repair trains."""
 
 import pytest
 import torch
+from torch import Tensor
 
-from adamerge.repairing.two_models import standardised_cosine
+from adamerge.repairing.two_models import RIDGE, patch_loss, whitened
+
+IMAGES, PATCHES, CHANNELS = 3, 7, 4
 
 
-def tokens(seed: int) -> torch.Tensor:
-    return torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def tokens(seed: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn(IMAGES, PATCHES, CHANNELS, generator=random, dtype=torch.float64)
 
 
-def test_cosines_compare_channels_by_how_much_they_differ_from_their_mean():
-    """Against the definition, number by number."""
+def test_patches_are_compared_by_the_inverse_covariance_of_the_unmerged_ones():
+    """Against the definition, patch by patch."""
     full, merged = tokens(0), tokens(1)
-    found = standardised_cosine(full, merged)
-    columns = full.flatten(0, 1)
-    for image, row in torch.cartesian_prod(torch.arange(3), torch.arange(5)).tolist():
-        one, other = [], []
-        for channel in range(4):
-            mean = sum(columns[:, channel].tolist()) / 15
-            spread = (sum((value - mean) ** 2 for value in columns[:, channel].tolist()) / 14) ** 0.5
-            one.append((full[image, row, channel].item() - mean) / spread)
-            other.append((merged[image, row, channel].item() - mean) / spread)
-        length = sum(a * a for a in one) ** 0.5 * sum(b * b for b in other) ** 0.5
-        assert found[image, row].item() == pytest.approx(sum(a * b for a, b in zip(one, other, strict=True)) / length)
+    rows, others = full.flatten(0, 1), merged.flatten(0, 1)
+    mean = rows.mean(0)
+    covariance = torch.cov(rows.T, correction=0)
+    inverse = torch.linalg.inv(covariance + RIDGE * covariance.trace() / CHANNELS * torch.eye(CHANNELS))
+    total = 0.0
+    for one, other in zip(rows, others, strict=True):
+        plain = one @ other / (one @ one * (other @ other)) ** 0.5
+        dot = (one - mean) @ inverse @ (other - mean)
+        square, other_square = ((each - mean) @ inverse @ (each - mean) for each in (one, other))
+        total += (1 - plain + 1 - dot / (square * other_square) ** 0.5 + (1 - dot / square) ** 2).item()
+    assert patch_loss(full, merged).item() == pytest.approx(total / len(rows), rel=1e-4)
 
 
-def test_what_all_tokens_have_in_common_and_the_size_of_a_channel_do_not_count():
+def test_patches_as_they_were_lose_nothing():
+    assert patch_loss(tokens(0), tokens(0)).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_patches_that_shrink_toward_the_mean_lose_although_their_direction_from_it_is_kept():
+    full = tokens(0)
+    mean = full.mean((0, 1))
+    halved = mean + (full - mean) / 2
+    wanted, given = whitened(full, halved)
+    torch.testing.assert_close(given, wanted / 2)
+    turned = 1 - torch.nn.functional.cosine_similarity(full, halved, dim=-1).mean()
+    assert patch_loss(full, halved).item() == pytest.approx(1 / 4 + turned.item())
+
+
+def test_the_mean_and_the_size_of_a_channel_do_not_count_in_whitened_coordinates():
+    full, merged = tokens(0) * torch.tensor([1.0, 50.0, 0.5, 1.0]) + torch.tensor([0.0, 1000.0, 3.0, -20.0]), tokens(1)
+    wanted, _ = whitened(full, merged)
+    assert wanted.mean((0, 1)).abs().max() < 1e-9
+    # The small channels are between a tenth and all of the variance of the large one, which is 2,500 times theirs.
+    spread = wanted.flatten(0, 1).var(0, correction=0)
+    assert spread.max() <= 1
+
+
+def test_images_of_one_colour_give_finite_gradients():
     full, merged = tokens(0), tokens(1)
-    scale, shift = torch.tensor([1.0, 50.0, 0.1, 1.0]), torch.tensor([0.0, 1000.0, 3.0, -20.0])
-    torch.testing.assert_close(
-        standardised_cosine(full * scale + shift, merged * scale + shift), standardised_cosine(full, merged)
-    )
-
-
-def test_a_channel_that_never_varies_gives_finite_cosines():
-    full, merged = tokens(0), tokens(1)
-    full[..., 2] = 7
-    merged[..., 2] = 7
-    assert standardised_cosine(full, merged).isfinite().all()
+    full[..., 2] = merged[..., 2] = 7
+    full[0] = full.mean((0, 1))
+    merged.requires_grad_()
+    for unmerged in (full, torch.full_like(full, 3.0)):
+        patch_loss(unmerged, merged).backward()
+        assert merged.grad is not None and bool(merged.grad.isfinite().all())

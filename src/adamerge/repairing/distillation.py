@@ -85,7 +85,10 @@ class Distillation:
         loss = self._loss(self.batch(self.done))
         optimiser.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(list(self.swap.parameters.values()), LARGEST_GRADIENT)
+        norm = torch.nn.utils.clip_grad_norm_(list(self.swap.parameters.values()), LARGEST_GRADIENT)
+        if not norm.isfinite():
+            # One such batch would spoil all that was trained.
+            optimiser.zero_grad(set_to_none=False)
         optimiser.step()
         self.done += 1
         if self.options.progress and self.done % 10 == 0:

@@ -19,8 +19,10 @@ from adamerge.repairing.trainable import ParameterSwap
 from adamerge.runtime import reference
 from adamerge.search.evaluator import Loss
 
-# The least spread of a channel: one that hardly varies does not count more than others.
-LEAST_SPREAD = 1e-2
+# Added to the variance of every direction, as a share of the mean variance: noise counts less than what patches show.
+RIDGE = 0.1
+# Bounds of divisors, for images of one colour.
+LEAST_VARIANCE, LEAST_SQUARE = 1e-6, 1e-2
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class TwoModels:
         return Answer(output, tokens)
 
     def _difference(self, wanted: Answer, given: Answer) -> Tensor:
-        """The divergence of the class probabilities, or one minus cosines: of the pooled outputs and of the patches."""
+        """The divergence of the class probabilities, or the distances of the pooled outputs and of the patches."""
         if self.loss == "kl":
             softened = (answer.output.float() / self.temperature for answer in (given, wanted))
             merged, full = (logits.log_softmax(-1) for logits in softened)
@@ -75,18 +77,37 @@ class TwoModels:
             return self.temperature**2 * kl_div(merged, full, reduction="batchmean", log_target=True)
         pooled = 1 - cosine_similarity(wanted.output.float(), given.output.float(), dim=-1).mean()
         full, merged = (self._patches(answer.tokens) for answer in (wanted, given))
-        return (pooled + 1 - standardised_cosine(full, merged).mean()) / 2
+        return (pooled + patch_loss(full, merged)) / 2
 
     def _patches(self, tokens: Tensor) -> Tensor:
         return layer_norm(tokens.float(), tokens.shape[-1:])[:, self.host.prefix :]
 
 
-def standardised_cosine(full: AllTokens, merged: AllTokens) -> Float[Tensor, "b t"]:
-    """The cosine of each pair of tokens, with every channel centred and scaled by its mean and spread over `full`.
+def patch_loss(full: AllTokens, merged: AllTokens) -> Float[Tensor, ""]:
+    """How far the patches of the merged model are from those of the unmerged one.
 
-    Without that a few large channels and the mean of all tokens decide: in DINOv2 they are three quarters of the norm,
-    and say nothing of what distinguishes one patch from another.
+    It is the sum of three terms, because one minus the cosine alone can fall while a linear head that reads the patches
+    gets worse.  In DINOv2 the mean of all tokens and a few large channels are three quarters of the norm.  So patches
+    are compared again with their mean subtracted and every direction scaled to the same variance over `full`.  And
+    patches that merging made uncertain come nearest if they shrink toward the mean, where a head answers with its most
+    frequent class.  So the share of the unmerged patch that is left has to be 1.
     """
+    wanted, given = whitened(full, merged)
+    left = (wanted * given).sum(-1) / wanted.square().sum(-1).clamp_min(LEAST_SQUARE)
+    cosines = cosine_similarity(full, merged, dim=-1) + cosine_similarity(wanted, given, dim=-1)
+    return (2 - cosines + (1 - left).square()).mean()
+
+
+def whitened(full: AllTokens, merged: AllTokens) -> tuple[AllTokens, AllTokens]:
+    """Both without the mean of `full`, in coordinates where all directions of `full` have about the same variance."""
     mean = full.mean((0, 1))
-    spread = full.std((0, 1)).clamp_min(LEAST_SPREAD)
-    return cosine_similarity((full - mean) / spread, (merged - mean) / spread, dim=-1)
+    rows = (full - mean).flatten(0, 1)
+    with torch.autocast(full.device.type, enabled=False):
+        covariance = rows.mT @ rows / len(rows)
+        added = RIDGE * covariance.diagonal().mean() + LEAST_VARIANCE
+        # Divided by this factor, inner products are those with the inverse of the covariance.
+        factor = torch.linalg.cholesky(covariance + added * torch.eye(len(covariance)).to(covariance)).mT
+        wanted, given = (
+            torch.linalg.solve_triangular(factor, tokens - mean, upper=True, left=False) for tokens in (full, merged)
+        )
+    return wanted, given
