@@ -169,6 +169,9 @@ def test_a_single_batch_is_timed_although_it_is_the_first(timed):
 def test_nothing_to_evaluate_on_and_no_classifier_are_refused():
     with pytest.raises(BadImages, match=r"^there are no images to evaluate on; pass at least one batch"):
         evaluate(build("vit"), [], none(), progress=False)
+    empty = [(torch.zeros(0, 3, 64, 64), torch.zeros(0).long())]
+    with pytest.raises(BadImages, match=r"^there are no images to evaluate on; pass at least one batch"):
+        evaluate(build("vit"), empty, none(), progress=False)
     backbone = build("vit", num_classes=0, global_pool="")
     data = [(torch.zeros(1, 3, 64, 64), torch.zeros(1).long())]
     with pytest.raises(UnsupportedModel, match=r"classifier that gives \(images, classes\) logits; got \(1, 17, 48\)$"):

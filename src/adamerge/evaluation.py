@@ -117,7 +117,7 @@ def evaluate(
             extremes.add(images, counts[:, -1])
             rows.append(tuple(t.cpu() for t in (*judge(full, merged, labels), counts)))
         rows = in_order(rows)
-        if not rows:
+        if not sum(len(row[0]) for row in rows):
             raise BadImages("there are no images to evaluate on; pass at least one batch of (images, labels)")
         top1, top5, full_top1, agreement, kl, counts = (torch.cat(column) for column in zip(*rows, strict=True))
         prices = meter(model)

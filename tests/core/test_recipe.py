@@ -10,16 +10,16 @@ from examples import AFFINITIES, AVERAGES, DIRECTIONS, OPTIONS, SPLITS, formula,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adamerge.core.budget import Fixed, Threshold, ZScore
+from adamerge.core.budget import Fixed, Keep, Threshold, ZScore
 from adamerge.core.combine import Average, BySize, Drop
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Heads
-from adamerge.core.match import Bipartite, Keys, Sequential, SimilarityOnly
+from adamerge.core.match import Bipartite, Keys, SameWindow, Sequential, SimilarityOnly
 from adamerge.core.plan import fold
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Uniform
 from adamerge.core.stats import LayerStats
-from adamerge.methods import adamerge, none, tome
+from adamerge.methods import adamerge, ats, none, random, tofu, tome
 
 STATS = LayerStats((0.3,), (0.1,))
 
@@ -243,6 +243,31 @@ def test_either_r_or_r_max_must_be_given():
 def test_an_unknown_site_or_order_is_refused(unchecked, name, value, choices):
     with pytest.raises(BadOption, match=f"{name} must be one of {choices}; got '{value}'"):
         replace(adamerge(r=3), **{name: value})
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: replace(tome(2), salience=3), "the field 'salience' of Recipe must be a salience part; got 3"),
+        (
+            lambda: replace(tome(2), combine=Uniform()),
+            r"the field 'combine' of Recipe must be a combine part; got U",
+        ),
+        (lambda: replace(tome(2), budget=None), "the field 'budget' of Recipe must be a budget part; got None"),
+        (lambda: tome(2, proportional_attention="false"), "'proportional_attention' of Recipe must be true or false"),
+        (lambda: adamerge(4, stats=3), "the field 'stats' of ZScore must be a LayerStats part or null; got 3"),
+        (lambda: random(2, seed=1.5), "the field 'seed' of AtRandom must be a whole number; got 1.5"),
+        (lambda: tofu(2, until="a"), "until, a share of the depth, must be a finite number; got 'a'"),
+        (lambda: tofu(2, until=float("nan")), "until, a share of the depth, must be a finite number; got nan"),
+        (lambda: SameWindow(7.0), "until, a share of the depth, must be <= 1; got 7.0"),
+        (lambda: ats(8, first=7), "first, a share of the depth, must be <= 1; got 7"),
+        (lambda: ats(8, first=-1), "first, a share of the depth, must be >= 0; got -1"),
+        (lambda: Keep(0.5, stages=(0.5, 1e308)), r"a stage, a fraction of the depth, must be <= 1; got 1e\+308"),
+    ],
+)
+def test_a_recipe_with_a_wrong_value_is_refused_where_it_is_made(unchecked, make, message):
+    with pytest.raises(BadOption, match=message):
+        make()
 
 
 def test_statistics_can_be_exchanged_in_an_adaptive_recipe_only():

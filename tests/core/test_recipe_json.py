@@ -1,14 +1,13 @@
 """A recipe is the same when read back from JSON, and other JSON is refused."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from examples import OPTIONS
 
 from adamerge.core.errors import BadOption
-from adamerge.core.parts import part
+from adamerge.core.parts import part, to_json
 from adamerge.core.recipe import Recipe
 from adamerge.core.stats import LayerStats
 from adamerge.methods import adamerge, none, tome
@@ -81,10 +80,23 @@ def test_json_of_something_else_is_refused(text, kind):
         Recipe.from_json(text)
 
 
-def test_a_part_that_json_cannot_hold_is_refused(unchecked):
-    recipe = replace(adamerge(r=3), salience=torch.ones)  # pyright: ignore[reportArgumentType]
+def test_a_part_that_json_cannot_hold_is_refused():
     with pytest.raises(BadOption, match=r"a recipe is made of parts, numbers, texts and lists; .* is neither"):
-        recipe.to_json()
+        to_json(torch.ones)
+
+
+@pytest.mark.parametrize("text", ['{"schema": 1, "recipe": ' + "1" * 5000 + "}", 3], ids=["5,000 digits", "a number"])
+def test_what_python_cannot_read_as_json_is_refused(text, unchecked):
+    with pytest.raises(BadOption, match="this is not JSON: "):
+        Recipe.from_json(text)
+
+
+@pytest.mark.parametrize("schema", [True, 1.0, "1", None, 2])
+def test_only_the_number_of_the_schema_is_taken(schema):
+    content = {"schema": schema, "recipe": json.loads(adamerge(r=3).to_json())}
+    with pytest.raises(BadOption, match=r"a recipe's file has schema 1 and a recipe; this one has schema "):
+        Recipe.from_json(json.dumps(content))
+    assert Recipe.from_json(json.dumps({**content, "schema": 1})) == adamerge(r=3)
 
 
 def test_two_parts_may_not_share_a_name():

@@ -136,7 +136,7 @@ def test_json_that_calibrate_did_not_write_is_refused(tmp_path, text):
         LayerStats.load(tmp_path / "stats.json")
 
 
-@pytest.mark.parametrize("schema", [0, 2, "1", [1]])
+@pytest.mark.parametrize("schema", [0, 2, "1", [1], True, 1.0])
 def test_another_schema_is_refused(tmp_path, schema):
     with pytest.raises(
         BadStats, match=re.escape(f"has schema {schema!r}; this version reads schema 1. Run `adamerge calibrate` again")

@@ -17,6 +17,7 @@ from scripts import ROOT
 import adamerge.experiments.compare as comparison
 import adamerge.experiments.reproduce as reproduce
 from adamerge.core.errors import BadOption, BadOutput
+from adamerge.core.stats import LayerStats
 from adamerge.experiments.benchmark import bench
 from adamerge.experiments.benchmark.requests import note_request, requests_file
 from adamerge.experiments.benchmark.turns import Turns
@@ -186,6 +187,14 @@ def test_a_reproduction_that_was_killed_says_which_parts_are_missing(tmp_path, m
     assert [part.partition(":")[0] for part in found.missing] == ["proposition"]
     check(read(tmp_path / "layers-iterative.csv"), found.tables["layers-iterative.csv"])
     assert "Parts that nobody asked for: table1, table2, ablation, refinement." in text
+
+
+def test_a_file_of_statistics_beside_a_run_is_passed_over(tmp_path):
+    runs, page = tmp_path / "runs", tmp_path / "all.html"
+    tome(2).save(runs / "recipe.json")
+    alone = write_report([runs], page).read_text()
+    LayerStats((0.3,), (0.1,), recipe={"part": "Recipe"}).save(runs / "stats.json")
+    assert write_report([runs], page).read_text() == alone
 
 
 def test_files_of_eval_bench_and_tune_are_read(tmp_path):

@@ -281,6 +281,8 @@ class Keep:
         check_number("keep", self.rate, at_least=0)
         if not 0 < self.rate <= 1:
             raise BadOption(f"keep is the share of tokens that stay and must be in (0, 1]; got {self.rate!r}")
+        for stage in self.stages:
+            check_number("a stage, a fraction of the depth,", stage, at_least=0, at_most=1)
 
     @property
     def ragged(self) -> bool:

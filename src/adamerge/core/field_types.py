@@ -1,10 +1,10 @@
-"""Checks values that were read from a file against the annotations of the fields that they are for."""
+"""Checks values, read from a file or given in Python, against the annotations of the fields that they are for."""
 
 import inspect
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from adamerge.core.checks import is_finite_number
@@ -19,13 +19,19 @@ SIMPLE: dict[Any, str] = {
 }
 
 
-def check_fields(kind: type, values: Mapping[str, Any], parts: Iterable[type]) -> None:
+def check_fields(kind: type, values: Mapping[str, Any], parts: tuple[type, ...]) -> None:
     """Refuse values that do not fit the annotated fields of a part, one of `parts`; the error names the field."""
-    protocols = {each for part in parts for each in annotations(part).values() if is_protocol(each)}
+    protocols = _protocols(parts)
     for name, annotation in annotations(kind).items():
         if name in values and not fits(values[name], annotation, protocols):
             wanted = describe(annotation)
             raise BadOption(f"the field {name!r} of {kind.__name__} must be {wanted}; got {_short(values[name])}")
+
+
+@lru_cache(maxsize=1)
+def _protocols(parts: tuple[type, ...]) -> frozenset[Any]:
+    """The protocols of all fields of all parts."""
+    return frozenset(each for part in parts for each in annotations(part).values() if is_protocol(each))
 
 
 @cache
@@ -98,6 +104,7 @@ def _is_of_kind(value: Any, protocol: Any, protocols: Collection[Any]) -> bool:
     return any(kind is protocol for kind in kinds if len(vars(kind)) == most)
 
 
+@cache
 def _arguments(kind: type) -> tuple[str, ...]:
     """The names of the arguments with which an object of this class is called."""
     return tuple(inspect.signature(kind.__call__).parameters)[1:]

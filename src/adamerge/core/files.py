@@ -15,11 +15,18 @@ def read_json(path: str | os.PathLike[str], what: str, advice: str, error: type[
     `what` names the kind of file in the text of the error.
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, RecursionError) as reason:
-        raise error(f"cannot read the {what} {path}: it is not JSON ({reason}). {advice}") from reason
-    except (OSError, UnicodeDecodeError) as reason:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as reason:
         raise error(f"cannot read the {what} {path}: {reason}. {advice}") from reason
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise error(f"cannot read the {what} {path}: it is not JSON ({reason}). {advice}") from reason
+
+
+def is_schema(found: Any, known: int) -> bool:
+    """Whether the schema number of a file is the one that this version knows; neither true nor 1.0 is 1."""
+    return type(found) is int and found == known
 
 
 def check_can_write(path: str | os.PathLike[str], *, folder: bool = False) -> None:

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from adamerge.core.checks import check_number
 from adamerge.core.errors import BadOption
 from adamerge.core.evidence import Evidence, Widths
 from adamerge.core.parts import part
@@ -112,6 +113,9 @@ class SameWindow:
     """In the first `until` of the depth, tokens merge only within their quarter of the image; then anywhere (DSM)."""
 
     until: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("until, a share of the depth,", self.until, at_least=0, at_most=1)
 
     def __call__(self, evidence: Evidence, sides: Sides) -> Bool[Tensor, "b s t"] | None:
         if evidence.layer >= self.until * evidence.depth:

@@ -26,6 +26,16 @@ def part(cls: P) -> P:
     return cls
 
 
+def check_parts(value: Any) -> None:
+    """Refuse a part whose fields, or those of a part inside it, do not fit their annotations; the error names one."""
+    if not is_dataclass(value):
+        return
+    inner = {each.name: getattr(value, each.name) for each in fields(value)}
+    check_fields(type(value), inner, tuple(PARTS.values()))
+    for each in inner.values():
+        check_parts(each)
+
+
 def to_json(value: Any) -> Any:
     """A part, with all parts inside it, as plain JSON data."""
     if is_dataclass(value) and not isinstance(value, type):
@@ -60,7 +70,7 @@ def from_json(data: Any) -> Any:
     make: Callable[..., Any] | None = PARTS.get(name) if isinstance(name, str) else None
     if make is None:
         raise BadOption(f"unknown part {data.get('part')!r}; this version knows {', '.join(sorted(PARTS))}")
-    check_fields(PARTS[str(name)], inner, PARTS.values())
+    check_fields(PARTS[str(name)], inner, tuple(PARTS.values()))
     try:
         return make(**inner)
     except TypeError as error:

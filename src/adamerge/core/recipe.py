@@ -13,9 +13,9 @@ from adamerge.core.combine import Average, Combine, Weight
 from adamerge.core.decision import Decision
 from adamerge.core.errors import BadOption, BadStats
 from adamerge.core.evidence import Evidence
-from adamerge.core.files import is_special, read_json, write_atomically
+from adamerge.core.files import is_schema, is_special, read_json, write_atomically
 from adamerge.core.match import Links, Matching, no_links
-from adamerge.core.parts import LEFT_OUT_IF_NONE, from_json, part, to_json
+from adamerge.core.parts import LEFT_OUT_IF_NONE, check_parts, from_json, part, to_json
 from adamerge.core.salience import Salience
 from adamerge.core.select import Order, select
 from adamerge.core.stats import LayerStats
@@ -63,6 +63,7 @@ class Recipe:
         for name, choices in (("site", Site), ("order", Order)):
             if getattr(self, name) not in get_args(choices):
                 raise BadOption(f"{name} must be one of {', '.join(get_args(choices))}; got {getattr(self, name)!r}")
+        check_parts(self)
 
     def decide(self, evidence: Evidence, linked: Linked | None = None) -> Decision:
         """Decide one merge without carrying it out; `linked` is the result of `link`, if it was called before."""
@@ -152,11 +153,12 @@ class Recipe:
     def from_json(text: str) -> "Recipe":
         """The recipe that `to_json` wrote, or the text of a file that `save` wrote."""
         try:
-            return _recipe(json.loads(text))
-        except (json.JSONDecodeError, RecursionError) as error:
+            content = json.loads(text)
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadOption(
                 f"a recipe is JSON text as `Recipe.to_json` writes it; this is not JSON: {error}"
             ) from error
+        return _recipe(content)
 
 
 def _file_text(recipe: Any) -> str:
@@ -171,7 +173,7 @@ def _recipe(content: Any) -> Recipe:
             "statistics of a method: --method adamerge --r-max … --stats FILE, or stats=adamerge.LayerStats.load(file)."
         )
     if isinstance(content, dict) and "schema" in content:
-        if content["schema"] != SCHEMA or "recipe" not in content:
+        if not is_schema(content["schema"], SCHEMA) or "recipe" not in content:
             raise BadOption(
                 f"a recipe's file has schema {SCHEMA} and a recipe; this one has schema {content['schema']!r} and the "
                 f"fields {', '.join(content)}. {ADVICE}"

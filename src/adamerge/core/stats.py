@@ -11,7 +11,7 @@ from torch import Tensor
 
 from adamerge.core.checks import is_finite_number
 from adamerge.core.errors import BadImages, BadStats
-from adamerge.core.files import read_json, write_atomically
+from adamerge.core.files import is_schema, read_json, write_atomically
 from adamerge.core.parts import part
 
 SCHEMA = 1
@@ -102,7 +102,7 @@ class LayerStats:
         content = read_json(path, "statistics", "Make them with `adamerge calibrate`.", BadStats)
         if not isinstance(content, dict) or "schema" not in content:
             raise BadStats(f"{path} has no 'schema': it is not a file that `adamerge calibrate` wrote.")
-        if content["schema"] != SCHEMA:
+        if not is_schema(content["schema"], SCHEMA):
             raise BadStats(
                 f"{path} has schema {content['schema']!r}; this version reads schema {SCHEMA}. "
                 "Run `adamerge calibrate` again with this version."

@@ -80,7 +80,8 @@ def _reader(path: Path) -> Callable[[Path], RunReport] | None:
     if path.suffix != ".json":
         return None
     content = json.loads(path.read_text(encoding="utf-8"))
-    if isinstance(content, dict) and "recipe" in content:
+    if isinstance(content, dict) and "recipe" in content and "std" not in content:
+        # Statistics name a recipe too; they are no run.
         return read_recipe
     if isinstance(content, dict) and {"top1", "kl", "r_per_layer"} <= set(content):
         return lambda file: read_eval(content, str(file))

@@ -36,7 +36,7 @@ class Sampled:
 
     def __post_init__(self) -> None:
         check_number("points", self.points, at_least=1, at_most=MOST_TOKENS)
-        check_number("first", self.first)
+        check_number("first, a share of the depth,", self.first, at_least=0, at_most=1)
 
     def __call__(self, evidence: Evidence, salience: PerToken) -> Links:
         if evidence.layer < self.first * evidence.depth:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from jaxtyping import Float
 from torch import Tensor
 
+from adamerge.core.checks import check_number
 from adamerge.core.combine import Combine, Drop, KeepNorm
 from adamerge.core.decision import Decision
 from adamerge.core.evidence import Evidence
@@ -20,6 +21,9 @@ class DropThenKeepNorm:
     """Drops merged tokens in the first `until` of the depth; after it averages them and keeps the largest norm."""
 
     until: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_number("until, a share of the depth,", self.until, at_least=0, at_most=1)
 
     @property
     def parts(self) -> tuple[Combine, ...]:
