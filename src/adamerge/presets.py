@@ -7,6 +7,7 @@ from adamerge.data.batches import Images
 from adamerge.flops import CostCount
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.families import families, protect, rates
+from adamerge.search.options import check_merge_every
 from adamerge.search.scaling import preset_at
 from adamerge.search.target import Target
 
@@ -22,6 +23,7 @@ def best(
     gmacs: float | None = None,
     loss: Loss | None = None,
     static: bool = False,
+    merge_every: int = 1,
 ) -> Recipe:
     """The preset at a given cost, calibrated on unlabelled images in a few passes, without a search.
 
@@ -33,7 +35,9 @@ def best(
         gmacs: instead of `cut`, 10^9 multiply-accumulates per image.
         loss: how outputs are compared; see `tune`.
         static: merge the same number in every image; see `tune`.
+        merge_every: merge at every k-th block only; see `tune`.
     """
+    check_merge_every(merge_every)
     evaluator = Evaluator(model, gather_images(model, images), cost=cost, loss=loss)
     target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
-    return preset_at(evaluator, target, static)
+    return preset_at(evaluator, target, static, merge_every)

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import reference
@@ -246,28 +247,26 @@ def test_an_unknown_site_or_order_is_refused(unchecked, name, value, choices):
 
 
 @pytest.mark.parametrize(
-    "make, message",
+    "make, options, message",
     [
-        (lambda: replace(tome(2), salience=3), "the field 'salience' of Recipe must be a salience part; got 3"),
-        (
-            lambda: replace(tome(2), combine=Uniform()),
-            r"the field 'combine' of Recipe must be a combine part; got U",
-        ),
-        (lambda: replace(tome(2), budget=None), "the field 'budget' of Recipe must be a budget part; got None"),
-        (lambda: tome(2, proportional_attention="false"), "'proportional_attention' of Recipe must be true or false"),
-        (lambda: adamerge(4, stats=3), "the field 'stats' of ZScore must be a LayerStats part or null; got 3"),
-        (lambda: random(2, seed=1.5), "the field 'seed' of AtRandom must be a whole number; got 1.5"),
-        (lambda: tofu(2, until="a"), "until, a share of the depth, must be a finite number; got 'a'"),
-        (lambda: tofu(2, until=float("nan")), "until, a share of the depth, must be a finite number; got nan"),
-        (lambda: SameWindow(7.0), "until, a share of the depth, must be <= 1; got 7.0"),
-        (lambda: ats(8, first=7), "first, a share of the depth, must be <= 1; got 7"),
-        (lambda: ats(8, first=-1), "first, a share of the depth, must be >= 0; got -1"),
-        (lambda: Keep(0.5, stages=(0.5, 1e308)), r"a stage, a fraction of the depth, must be <= 1; got 1e\+308"),
+        (replace, {"salience": 3}, "the field 'salience' of Recipe must be a salience part; got 3"),
+        (replace, {"combine": Uniform()}, r"the field 'combine' of Recipe must be a combine part; got Uniform\(\)"),
+        (replace, {"budget": None}, "the field 'budget' of Recipe must be a budget part; got None"),
+        (tome, {"proportional_attention": "false"}, "'proportional_attention' of Recipe must be true or false; got"),
+        (adamerge, {"stats": 3}, "the field 'stats' of ZScore must be a LayerStats part or null; got 3"),
+        (random, {"seed": 1.5}, "the field 'seed' of AtRandom must be a whole number; got 1.5"),
+        (tofu, {"until": "a"}, "until, a share of the depth, must be a finite number; got 'a'"),
+        (tofu, {"until": float("nan")}, "until, a share of the depth, must be a finite number; got nan"),
+        (SameWindow, {}, "until, a share of the depth, must be <= 1; got 2"),
+        (ats, {"first": 7}, "first, a share of the depth, must be <= 1; got 7"),
+        (ats, {"first": -1}, "first, a share of the depth, must be >= 0; got -1"),
+        (Keep, {"stages": (0.5, 1e308)}, r"a stage, a fraction of the depth, must be <= 1; got 1e\+308"),
     ],
 )
-def test_a_recipe_with_a_wrong_value_is_refused_where_it_is_made(unchecked, make, message):
+def test_a_recipe_with_a_wrong_value_is_refused_where_it_is_made(unchecked, make: Any, options, message):
+    first = {replace: tome(2), Keep: 0.5}.get(make, 2)
     with pytest.raises(BadOption, match=message):
-        make()
+        make(first, **options)
 
 
 def test_statistics_can_be_exchanged_in_an_adaptive_recipe_only():

@@ -1,5 +1,6 @@
 """A latency gives a cut, measured once.  Times are read off the costs here: no test waits for a clock."""
 
+import json
 from typing import Any
 
 import pytest
@@ -10,14 +11,23 @@ from adamerge.core.recipe import Recipe
 from adamerge.methods import adamerge as published
 from adamerge.runtime.backend import Backend, BackendSelector, PackedBackend
 from adamerge.search import latency
-from adamerge.search.evaluator import Evaluator, gather_images
+from adamerge.search.evaluator import Evaluator, SweepResult, gather_images
 from adamerge.search.options import TuningOptions
+from adamerge.search.scaling import sweep_preset
+from adamerge.search.target import Target
 from adamerge.search.tuner import TuningReport, tune_with_report
+
+DEEP = 8
 
 
 @pytest.fixture(scope="module")
 def model():
     return build("vit", patch_size=8, depth=4)
+
+
+@pytest.fixture(scope="module")
+def deep():
+    return build("vit", patch_size=8, depth=DEEP)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +77,54 @@ def test_a_static_recipe_is_timed_for_a_static_search(model, images, clock):
     found = report(model, images, latency_ratio=0.75, static=True)
     assert clock.timed and not any(recipe.ragged for recipe in clock.timed)
     assert found.cut == pytest.approx(0.35, abs=0.04)
+
+
+def merging(recipe: Recipe) -> list[int]:
+    return [layer for layer in range(DEEP) if recipe.may_merge(layer, DEEP)]
+
+
+def test_where_decisions_take_long_fewer_blocks_merge(deep, images, monkeypatch):
+    """Each block that merges takes 4 % of the unmerged time here."""
+    clock, swept = Clock(0.0), []
+
+    def sweep(evaluator: Evaluator, target: Target, static: bool, every: int) -> SweepResult:
+        swept.append((sweep_preset(evaluator, target, static, every), target.cut, every))
+        return swept[-1][0]
+
+    monkeypatch.setattr(latency, "MERGE_EVERY", (1, 3))
+    monkeypatch.setattr(latency, "relative_latency", lambda *given: clock(*given) + 0.04 * len(merging(given[1])))
+    monkeypatch.setattr(latency, "sweep_preset", sweep)
+    found = report(deep, images, latency_ratio=0.85)
+    best, cut, every = min(swept, key=lambda each: each[0].loss.mean().item())
+    assert [each[2] for each in swept] == [1, 3] and every == 3
+    assert merging(found.recipe) == merging(best.recipe)
+    assert found.cut == pytest.approx(cut, abs=0.01)
+
+
+def test_a_schedule_that_cannot_be_fast_enough_is_passed_over(deep, images, monkeypatch):
+    evaluator = Evaluator(deep, gather_images(deep, images))
+    monkeypatch.setattr(latency, "relative_latency", lambda _, recipe: 0.7 if len(merging(recipe)) < 4 else 1.25)
+    monkeypatch.setattr(latency, "CUTS", (0.1, 0.2))
+    assert latency.schedule_for_latency(evaluator, 0.75) == (0.025, 3)
+
+
+def test_merge_every_of_the_user_is_kept(deep, images, clock, tmp_path):
+    journal = tmp_path / "tried.jsonl"
+    found = report(deep, images, latency_ratio=0.85, merge_every=3, resume=journal).recipe
+    assert all(0 < len(merging(recipe)) <= 5 for recipe in [found, *clock.timed])
+    with pytest.raises(BadOption, match="is the journal of another search: it differs in merge_every"):
+        report(deep, images, latency_ratio=0.85, merge_every=2, resume=journal)
+
+
+def test_a_journal_of_an_older_version_has_the_cut_alone(model, images, clock, tmp_path):
+    journal = tmp_path / "tried.jsonl"
+    report(model, images, latency_ratio=0.75, resume=journal)
+    head, measured_line, *rest = journal.read_text().splitlines()
+    asked, (cut, _) = json.loads(measured_line)
+    journal.write_text("\n".join([head, json.dumps([asked, cut]), *rest]) + "\n")
+    clock.timed.clear()
+    assert report(model, images, latency_ratio=0.75, resume=journal).cut == pytest.approx(cut, abs=0.01)
+    assert clock.timed == []
 
 
 def test_a_resumed_search_takes_the_cut_that_was_measured_from_its_journal(model, images, tmp_path, clock):

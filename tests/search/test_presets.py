@@ -31,6 +31,15 @@ def test_the_preset_meets_its_cost_without_a_search(model, images):
     assert isinstance(recipe.budget, Threshold) and isinstance(recipe.budget.r, tuple)
 
 
+def test_a_preset_may_merge_at_every_third_block_only(images):
+    model = build("vit", patch_size=8, depth=12)
+    recipe = presets.best(model, images, 0.3, merge_every=3)
+    assert mean_cost(model, images, recipe) == pytest.approx(0.7 * meter(model).unmerged().true.item(), rel=0.006)
+    assert [layer for layer in range(12) if recipe.may_merge(layer, 12)] == [4, 7, 10, 11]
+    with pytest.raises(BadOption, match="merge_every must be a whole number >= 1: 2 merges at every second block; got"):
+        presets.best(model, images, 0.3, merge_every=0)
+
+
 def test_a_count_that_does_not_exist_is_refused_by_the_name_of_the_option(model, images, unchecked):
     with pytest.raises(BadOption, match=r"^cost must be one of true, paper; got 'bogus'$"):
         presets.best(model, images, 0.3, cost="bogus")  # pyright: ignore[reportArgumentType]

@@ -5,7 +5,7 @@ from hosts.families import build
 
 from adamerge.flops import meter
 from adamerge.search.families import first_layer_and_slope, protect, rates
-from adamerge.search.schedule import MERGE_ALL, expected_macs, linear_rates, merged_per_layer, scale_rates
+from adamerge.search.schedule import MERGE_ALL, at_every, expected_macs, linear_rates, merged_per_layer, scale_rates
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,14 @@ def test_a_schedule_is_scaled_to_its_cost(model, cut, first):
         assert expected_macs(scaled, prices, family, "true") == pytest.approx(goal, rel=1e-6)
         if cut <= 0.1:
             assert scaled[:first] == (0.0,) * first, "idle layers merge only where the others cannot meet the cost"
+
+
+def test_layers_are_counted_from_the_first_that_merges_and_the_last_stays():
+    assert at_every((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0), 1) == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
+    assert at_every((0.0, 1.0, 2.0, 3.0, 4.0, 5.0), 2) == (0.0, 1.0, 0.0, 3.0, 0.0, 5.0)
+    assert at_every((0.0, 1.0, 2.0, 3.0, 4.0, 5.0, MERGE_ALL), 4) == (0.0, 1.0, 0.0, 0.0, 0.0, 5.0, MERGE_ALL)
+    assert at_every((0.0, 1.0, 2.0, 3.0), 9) == (0.0, 1.0, 0.0, 3.0)
+    assert at_every((0.0, 0.0), 2) == (0.0, 0.0)
 
 
 def test_a_schedule_merges_at_most_every_second_token():

@@ -25,7 +25,8 @@ def test_a_preset_is_the_recipe_of_best(label):
 @pytest.mark.parametrize(
     ("options", "native", "told"),
     [
-        ({"r": 3}, False, "a preset takes the options loss, static; got r"),
+        ({"merge_every": 0}, False, "merge_every must be a whole number >= 1: 2 merges at every second block; got 0"),
+        ({"r": 3}, False, "a preset takes the options loss, static, merge_every; got r"),
         ({}, True, "a preset is made for a cost and has no parameters of its own; give it among the methods"),
     ],
 )

@@ -203,6 +203,7 @@ def test_a_file_that_is_no_recipe_is_refused(model, tmp_path):
         (dict(gmacs=100.0), "100 GMACs is no saving: the unmerged model costs "),
         (dict(latency_ratio=2.0), "latency_ratio is a share of the unmerged time and must be between 0 and 1; got 2.0"),
         (dict(cost="half"), "cost must be one of true, paper; got 'half'"),
+        (dict(merge_every=1.5), "merge_every must be a whole number >= 1: 2 merges at every second block; got 1.5"),
         (dict(tries=0), "tries must be a whole number >= 1; got 0"),
         (dict(time_limit=-1), "time_limit must be >= 0; got -1"),
         (dict(loss="l2"), "loss must be one of kl, features; got 'l2'"),

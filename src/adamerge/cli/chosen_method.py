@@ -11,6 +11,7 @@ from adamerge.cli.options import RECIPE, read_options, read_recipe
 from adamerge.core.recipe import Recipe
 from adamerge.flops import CostCount, check_cost
 from adamerge.search.evaluator import Loss, check_loss
+from adamerge.search.options import check_merge_every
 from adamerge.search.solve_variant import solve_variant
 from adamerge.search.target import Target
 from adamerge.search.variants import PRESET, Variant
@@ -22,12 +23,14 @@ def preset(
     cost: CostCount = "true",
     loss: Loss | None = None,
     static: bool = False,
+    merge_every: int = 1,
 ) -> "PresetChoice":
     """The recipe of `adamerge.presets.best`: ours, good at any cost, calibrated on images, nothing searched."""
     check_cost(cost)
     check_loss(loss)
+    check_merge_every(merge_every)
     target = Target(gmacs=gmacs) if gmacs is not None else Target(cut=cut)
-    return PresetChoice(target, cost, Variant(PRESET, {"loss": loss, "static": static}))
+    return PresetChoice(target, cost, Variant(PRESET, {"loss": loss, "static": static, "merge_every": merge_every}))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ Data = Annotated[str, typer.Option("--data", help="An ImageFolder, or 'embedded'
 Images = Annotated[int, typer.Option("--images", help="Tune on this many images, spread over the folder.")]
 Loss = Annotated[str | None, typer.Option("--loss", help="kl or features; by default kl if the model gives logits.")]
 Static = Annotated[bool, typer.Option("--static", help="Merge the same number in every image.")]
+MergeEvery = Annotated[
+    int | None,
+    typer.Option("--merge-every", help="Merge at every k-th block only; with --latency-ratio, what loses least."),
+]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of the order in which changes are tried.")]
 Tries = Annotated[int, typer.Option("--tries", help="How many recipes to try.")]
 TimeLimit = Annotated[
@@ -58,6 +62,7 @@ def tune(
     limit: Images = 256,
     loss: Loss = None,
     static: Static = False,
+    merge_every: MergeEvery = None,
     seed: Seed = 0,
     tries: Tries = 100,
     time_limit: TimeLimit = None,
@@ -76,7 +81,8 @@ def tune(
 
     # Made first, so that wrong options are refused before the model and the images are read.
     given: dict[str, Any] = {"cut": cut, "gmacs": gmacs, "latency_ratio": latency_ratio, "cost": cost, "loss": loss}
-    given |= {"static": static, "seed": seed, "tries": tries, "time_limit": time_limit, "resume": resume}
+    given |= {"static": static, "merge_every": merge_every, "seed": seed, "tries": tries, "time_limit": time_limit}
+    given |= {"resume": resume}
     options = TuningOptions(**given)
     check_can_write(out)
     net = load_model(model, weights, pretrained, device, dtype, num_classes=num_classes)

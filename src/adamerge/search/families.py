@@ -7,7 +7,7 @@ from adamerge.core.combine import BySalience, BySize, MeanNorm
 from adamerge.core.match import Alternating, Bipartite, Keys, Protect, Tokens
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import AttentionShare, ClassShare, Uniform
-from adamerge.search.schedule import MERGE_ALL, Rates, linear_rates
+from adamerge.search.schedule import MERGE_ALL, Rates, at_every, linear_rates
 
 # The constants below were found on calibration images of vit_tiny and deit_tiny; see docs/frontier.md.
 STRENGTH = 0.75
@@ -70,13 +70,14 @@ def _links(metric: Tokens | Keys, strength: float) -> Bipartite:
     return Bipartite(Alternating(from_prefix=True), metric, Protect(strength))
 
 
-def rates(cut: float, depth: int, reads_patches: bool = False) -> Rates:
+def rates(cut: float, depth: int, reads_patches: bool = False, merge_every: int = 1) -> Rates:
     """The preset's rate at each layer for a cut: late merges for a small cut, earlier ones for a larger.
 
     Where the head reads no patches, the last layer merges all it can, which loses nothing; `reads_patches=True` gives
-    it the rate of the others.
+    it the rate of the others.  `merge_every=2` merges at every second layer only.
     """
-    return linear_rates(depth, *first_layer_and_slope(cut, depth), None if reads_patches else MERGE_ALL)
+    last = None if reads_patches else MERGE_ALL
+    return at_every(linear_rates(depth, *first_layer_and_slope(cut, depth), last), merge_every)
 
 
 def first_layer_and_slope(cut: float, depth: int) -> tuple[int, float]:

@@ -1,5 +1,6 @@
 """Finds the cut at which the merged model takes a given share of the unmerged time, measured on its device."""
 
+import logging
 import statistics
 
 import torch
@@ -10,7 +11,7 @@ from adamerge.distributed import from_first
 from adamerge.patching.apply import apply, temporarily_patched
 from adamerge.patching.stack import install
 from adamerge.search.evaluator import Evaluator
-from adamerge.search.scaling import preset_at
+from adamerge.search.scaling import preset_at, sweep_preset
 from adamerge.search.target import Target
 from adamerge.timing import time_call
 
@@ -18,18 +19,45 @@ REPEATS = 7
 # Tried in this order until one is fast enough; then bisected to this precision.
 CUTS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)
 PRECISION = 0.03
+# At every how many blocks the preset that is timed merges.
+MERGE_EVERY = (1, 2, 3)
+LOGGER = logging.getLogger(__name__)
 
 
-def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) -> float:
+def schedule_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) -> tuple[float, int]:
+    """A cut, and at every how many blocks to merge, so that the preset takes at most `ratio` of the unmerged time.
+
+    Among those that do, the preset with the least loss.  In small models and batches, deciding what to merge takes most
+    of what merging saves; there fewer merging blocks with a smaller cut lose less at the same time.
+    """
+    found: list[tuple[float, float, int]] = []
+    refusals: list[BadOption] = []
+    for merge_every in MERGE_EVERY:
+        try:
+            cut = cut_for_latency(evaluator, ratio, static, merge_every)
+        except BadOption as error:
+            refusals.append(error)
+            continue
+        loss = sweep_preset(evaluator, Target(cut=cut), static, merge_every).loss.mean().item()
+        LOGGER.info("merging at every %d. block: a cut of %.1f %%, loss %.4g", merge_every, 100 * cut, loss)
+        found.append((loss, cut, merge_every))
+    if not found:
+        raise refusals[0]
+    _, cut, merge_every = min(found)
+    return cut, merge_every
+
+
+def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False, merge_every: int = 1) -> float:
     """The smallest cut, to 2.5 points, at which the preset takes at most `ratio` of the unmerged model's time.
 
-    `static` times the preset that merges the same number in every image.
+    `static` times the preset that merges the same number in every image, `merge_every=2` the one that merges at every
+    second block.
     """
     measured = []
     low = 0.0
     for cut in CUTS:
         try:
-            recipe = preset_at(evaluator, Target(cut=cut), static)
+            recipe = preset_at(evaluator, Target(cut=cut), static, merge_every)
         except BadOption as error:
             measured.append(f"a cut of {cut:.0%} is out of reach ({error})")
             continue
@@ -46,7 +74,8 @@ def cut_for_latency(evaluator: Evaluator, ratio: float, static: bool = False) ->
     high = cut
     while high - low > PRECISION:
         middle = (low + high) / 2
-        if relative_latency(evaluator, preset_at(evaluator, Target(cut=middle), static)) <= ratio:
+        recipe = preset_at(evaluator, Target(cut=middle), static, merge_every)
+        if relative_latency(evaluator, recipe) <= ratio:
             high = middle
         else:
             low = middle

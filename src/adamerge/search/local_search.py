@@ -18,7 +18,7 @@ from adamerge.search.evaluator import Evaluator
 from adamerge.search.families import families, first_layer_and_slope, rates
 from adamerge.search.journal import Journal
 from adamerge.search.scaling import Candidate, Scaler, mean_loss_and_macs
-from adamerge.search.schedule import MERGE_ALL, Rates, linear_rates
+from adamerge.search.schedule import MERGE_ALL, Rates, at_every, linear_rates
 from adamerge.search.target import Target
 
 # The slope of rates that fall from the first layer to the last, for most merges in the first layers.
@@ -28,15 +28,16 @@ LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SearchLimits:
-    """How long to search: at most `tries` candidates, until `time.monotonic()` reaches `until`.
+    """How long to search, and where: at most `tries` candidates, until `time.monotonic()` reaches `until`.
 
-    `seed` sets the order in which layers are changed.
+    `seed` sets the order in which layers are changed.  All candidates merge at every `merge_every`-th layer.
     """
 
     tries: int
     seed: int = 0
     until: float = torch.inf
     progress: bool = False
+    merge_every: int = 1
 
 
 class LimitReached(Exception):
@@ -62,7 +63,7 @@ class LocalSearch:
         if self.best is not None and (self.tried >= limits.tries or self._time_is_up()):
             raise LimitReached
         self.tried += 1
-        found, meets = self.scaler.scale(family, rates), self.scaler.meets_goal
+        found, meets = self.scaler.scale(family, at_every(rates, self.limits.merge_every)), self.scaler.meets_goal
         if self.best is None or (meets(found) and (not meets(self.best) or found.score < self.best.score)):
             self.best = found
             LOGGER.info("recipe %d: loss %.4g at %.4g GMACs, the best so far", self.tried, found.loss, found.macs / 1e9)
@@ -91,7 +92,9 @@ class LocalSearch:
         depth = len(self.best.rates)
         steps, sign = [step] * depth, [1] * depth
         while max(steps) > smallest:
-            order = [layer for layer in range(depth) if steps[layer] > smallest]
+            order = [layer for layer in range(depth) if steps[layer] > smallest and self._may_change(layer)]
+            if not order:
+                return
             self.random.shuffle(order)
             for layer in order:
                 for _ in range(2):
@@ -106,6 +109,11 @@ class LocalSearch:
                     sign[layer] = -sign[layer]
                 else:
                     steps[layer] /= 2
+
+    def _may_change(self, layer: int) -> bool:
+        """Whether changing the rate of a layer keeps the number of layers that merge."""
+        assert self.best is not None
+        return self.limits.merge_every == 1 or self.best.rates[layer] > 0
 
     def _measure(self, recipe: Recipe) -> tuple[float, float]:
         """The mean loss and cost of a recipe, from the journal if it is there."""

@@ -24,6 +24,7 @@ class TuningOptions:
     latency_ratio: float | None = None
     loss: Loss | None = None
     static: bool = False
+    merge_every: int | None = None
     seed: int = 0
     tries: int = 100
     time_limit: float | None = None
@@ -40,6 +41,8 @@ class TuningOptions:
         check_loss(self.loss)
         if not _is_whole(self.seed):
             raise BadOption(f"seed must be a whole number; got {self.seed!r}")
+        if self.merge_every is not None:
+            check_merge_every(self.merge_every)
         if not _is_whole(self.tries) or self.tries < 1:
             raise BadOption(f"tries must be a whole number >= 1; got {self.tries!r}")
         if self.time_limit is not None:
@@ -55,6 +58,12 @@ class TuningOptions:
         if self.gmacs is not None:
             return Target(gmacs=self.gmacs)
         return Target(cut=self.cut if self.cut is not None else DEFAULT_CUT)
+
+
+def check_merge_every(number: Any) -> None:
+    """Refuse what is no whole number from 1 up."""
+    if not _is_whole(number) or number < 1:
+        raise BadOption(f"merge_every must be a whole number >= 1: 2 merges at every second block; got {number!r}")
 
 
 def _is_whole(number: Any) -> bool:

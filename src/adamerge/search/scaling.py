@@ -84,15 +84,15 @@ def scale_to_target(evaluator: Evaluator, family: Recipe, rates: Rates, target: 
     return Scaler(evaluator, target).scale(family, rates)
 
 
-def preset_at(evaluator: Evaluator, target: Target, static: bool = False) -> Recipe:
+def preset_at(evaluator: Evaluator, target: Target, static: bool = False, merge_every: int = 1) -> Recipe:
     """The preset at a target, calibrated on the evaluator's images."""
-    return sweep_preset(evaluator, target, static).recipe
+    return sweep_preset(evaluator, target, static, merge_every).recipe
 
 
-def sweep_preset(evaluator: Evaluator, target: Target, static: bool = False) -> SweepResult:
+def sweep_preset(evaluator: Evaluator, target: Target, static: bool = False, merge_every: int = 1) -> SweepResult:
     """The preset at a target, with its loss and cost on the evaluator's images."""
     host = evaluator.host
     cut = 1 - target.macs(evaluator.full) / evaluator.full
-    spread = rates(cut, host.depth, evaluator.reads_patches)
+    spread = rates(cut, host.depth, evaluator.reads_patches, merge_every)
     family = protect(class_token=host.class_token, static=static)
     return evaluator.sweep(scale_to_target(evaluator, family, spread, target).recipe)

@@ -37,6 +37,13 @@ def linear_rates(depth: int, first: int, slope: float = 0.0, last: float | None 
     return tuple(rates)
 
 
+def at_every(rates: Sequence[float], every: int) -> Rates:
+    """The rates of every `every`-th layer, counted from the first one that merges, and of the last; 0 at the others."""
+    first = next((layer for layer, rate in enumerate(rates) if rate > 0), 0)
+    kept = {*range(first, len(rates), every), len(rates) - 1}
+    return tuple(rate if layer in kept else 0.0 for layer, rate in enumerate(rates))
+
+
 def merged_per_layer(rates: Sequence[float], patches: int) -> tuple[float, ...]:
     """How many of `patches` tokens each layer merges on average."""
     counts = _counts(torch.tensor([rates], dtype=torch.float64), patches)[0].tolist()

@@ -10,12 +10,13 @@ from adamerge.data.batches import Images
 from adamerge.flops import CostCount
 from adamerge.methods import METHODS
 from adamerge.search.evaluator import Evaluator, gather_images
+from adamerge.search.options import check_merge_every
 from adamerge.search.scaling import sweep_preset
 from adamerge.search.solve import Solution, make_recipe, solve
 from adamerge.search.target import Target
 from adamerge.search.variants import PRESET, Variant
 
-PRESET_OPTIONS = ("loss", "static")
+PRESET_OPTIONS = ("loss", "static", "merge_every")
 
 
 def check_variant(variant: Variant, *, native: bool = False) -> None:
@@ -47,7 +48,7 @@ def solve_variant(
         return solve(model, images, METHODS[variant.method], target, cost=cost, tolerance=tolerance, **options)
     evaluator = Evaluator(model, gather_images(model, images), cost=cost, loss=variant.options.get("loss"))
     goal = target.macs_below(evaluator.full)
-    found = sweep_preset(evaluator, target, variant.options.get("static", False))
+    found = sweep_preset(evaluator, target, variant.options.get("static", False), variant.options.get("merge_every", 1))
     macs = found.macs.mean().item()
     return Solution(
         recipe=found.recipe,
@@ -65,3 +66,4 @@ def _check_preset(options: Mapping[str, Any], native: bool) -> None:
     unknown = [name for name in options if name not in PRESET_OPTIONS]
     if unknown:
         raise BadOption(f"a preset takes the options {', '.join(PRESET_OPTIONS)}; got {', '.join(unknown)}")
+    check_merge_every(options.get("merge_every", 1))

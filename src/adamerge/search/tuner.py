@@ -14,7 +14,7 @@ from adamerge.data.batches import Images
 from adamerge.flops import CostCount
 from adamerge.search.evaluator import Evaluator, Loss, gather_images
 from adamerge.search.journal import Journal
-from adamerge.search.latency import cut_for_latency
+from adamerge.search.latency import cut_for_latency, schedule_for_latency
 from adamerge.search.local_search import SearchLimits, search_candidates
 from adamerge.search.options import TuningOptions
 from adamerge.search.schedule import Rates
@@ -64,6 +64,7 @@ def tune(
     latency_ratio: float | None = None,
     loss: Loss | None = None,
     static: bool = False,
+    merge_every: int | None = None,
     seed: int = 0,
     tries: int = 100,
     time_limit: float | None = None,
@@ -85,6 +86,9 @@ def tune(
             default "kl" for a model that gives logits, else "features".
         static: merge the same number in every image.  The loss is higher at the same cost, but all shapes are known in
             advance: for export, for compilers, and where ragged batches are slow.
+        merge_every: merge at every k-th block only.  The loss is higher at the same cost, but fewer blocks decide what
+            to merge: for small models and batches, where deciding takes most of what merging saves.  1 by default;
+            with `latency_ratio` 1, 2 or 3, whichever loses least at that time.
         seed: sets the order in which changes are tried; the same seed gives the same recipe.
         tries: how many recipes to try.
         time_limit: seconds after which the search ends with the best recipe so far.
@@ -98,6 +102,7 @@ def tune(
         latency_ratio=latency_ratio,
         loss=loss,
         static=static,
+        merge_every=merge_every,
         seed=seed,
         tries=tries,
         time_limit=time_limit,
@@ -113,9 +118,11 @@ def tune_with_report(model: nn.Module, images: Images, options: TuningOptions) -
     tuning_images, held_out = hold_out(gather_images(model, images))
     evaluator = Evaluator(model, tuning_images, cost=options.cost, loss=options.loss)
     journal = Journal(options.resume, _task(evaluator, options))
-    target = options.target if options.target is not None else _latency_target(evaluator, options, journal)
+    target, merge_every = options.target, options.merge_every or 1
+    if target is None:
+        target, merge_every = _latency_target(evaluator, options, journal)
     until = begin + (options.time_limit if options.time_limit is not None else torch.inf)
-    limits = SearchLimits(options.tries, options.seed, until, options.progress)
+    limits = SearchLimits(options.tries, options.seed, until, options.progress, merge_every)
     best, tried = search_candidates(evaluator, target, limits, journal=journal, static=options.static)
     found = evaluator.sweep(best.recipe)
     checker = Evaluator(model, held_out, cost=options.cost, loss=evaluator.loss)
@@ -147,25 +154,34 @@ def hold_out(images: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return list(joined[~out].split(size)), list(joined[out].split(size))
 
 
-def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journal) -> Target:
-    """The cut that meets the latency ratio: from the journal, or measured and recorded there.
+def _latency_target(evaluator: Evaluator, options: TuningOptions, journal: Journal) -> tuple[Target, int]:
+    """The cut that meets the latency ratio, and at every how many blocks to merge for it.
 
-    Times differ from run to run.  A search that measured again could not continue from its own journal.
+    Both are from the journal, or measured and recorded there.  Times differ from run to run: a search that measured
+    again could not continue from its own journal.
     """
-    ratio = options.latency_ratio
+    ratio, merge_every = options.latency_ratio, options.merge_every
     assert ratio is not None
     asked = {"latency_ratio": ratio}
-    cut = journal.lookup(asked)
-    if cut is None:
-        cut = cut_for_latency(evaluator, ratio, options.static)
-        journal.record(asked, cut)
-    return Target(cut=cut)
+    found = journal.lookup(asked)
+    if found is None:
+        if merge_every is None:
+            found = schedule_for_latency(evaluator, ratio, options.static)
+        else:
+            found = cut_for_latency(evaluator, ratio, options.static, merge_every), merge_every
+        journal.record(asked, list(found))
+    # A journal of 0.1.0 has the cut alone.
+    cut, merge_every = found if isinstance(found, (list, tuple)) else (found, 1)
+    return Target(cut=cut), merge_every
 
 
 def _task(evaluator: Evaluator, options: TuningOptions) -> dict[str, Any]:
     """The first line of the journal, which identifies the search; the fields have the names of version 0.1.0."""
     target = options.target if options.target is not None else f"latency ratio {options.latency_ratio:g}"
+    # Absent by default, as in journals of 0.1.0.
+    given = {} if options.merge_every is None else {"merge_every": options.merge_every}
     return {
+        **given,
         "model": evaluator.host.fingerprint(),
         "images": evaluator.digest,
         "target": str(target),
