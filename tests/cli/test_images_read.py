@@ -1,13 +1,19 @@
 """Commands calibrate on other images than they judge on, and print the figures under their names."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
+# Imported before functions are replaced: a module that is first imported meanwhile would keep the replacement.
+import adamerge.cli.chosen_method
 import adamerge.evaluation
+import adamerge.experiments.compare
+import adamerge.search.tuner
 from adamerge.cli.app import app
 from adamerge.embedded import preprocess, scenes
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
@@ -40,6 +46,9 @@ def seen(monkeypatch) -> dict[str, Any]:
 
     monkeypatch.setattr("adamerge.evaluation.evaluate", keep("data"))
     monkeypatch.setattr("adamerge.calibration.calibrate", keep("images"))
+    for name in ("calibrate", "solve_variant"):
+        monkeypatch.setattr(f"adamerge.cli.chosen_method.{name}", keep("images"))
+    monkeypatch.setattr("adamerge.search.tuner.tune_with_report", keep("images"))
     monkeypatch.setattr("adamerge.experiments.compare.compare", keep("images", "data"))
     return found
 
@@ -57,6 +66,36 @@ def test_an_evaluation_reads_the_test_images(seen):
     run("eval", "--method", "tome", "--r", "2", "--images", "2")
     assert torch.equal(first(seen["data"]), drawn(TEST_SEED, 2))
     assert not torch.equal(drawn(TEST_SEED, 2), drawn(CALIBRATION_SEED, 2))
+
+
+PRESET = ["--method", "preset"]
+ADAPTIVE = ["--method", "adamerge", "--r-max", "3", "--calibration", "embedded"]
+
+
+@pytest.mark.parametrize("words", [PRESET, ADAPTIVE], ids=["preset", "adaptive"])
+def test_an_evaluation_calibrates_on_the_calibration_images(seen, words):
+    run("eval", *words, "--images", "2", "--calibration-images", "3")
+    assert torch.equal(first(seen["images"]), drawn(CALIBRATION_SEED, 3))
+
+
+def photos(root: Path, colour: str, folders: int) -> str:
+    """A folder of one image in each of its folders, all of one colour."""
+    for number in range(folders):
+        (root / f"{number:02d}").mkdir(parents=True)
+        Image.new("RGB", (40, 40), colour).save(root / f"{number:02d}" / "a.png")
+    return str(root)
+
+
+def test_an_evaluation_in_a_folder_calibrates_on_the_images_of_the_other_folder(seen, tmp_path):
+    judged, other = photos(tmp_path / "judged", "black", 24), photos(tmp_path / "other", "white", 3)
+    run("eval", *PRESET, "--data", judged, "--calibration", other, "--workers", "0", "--calibration-images", "2")
+    images = first(seen["images"])
+    assert len(images) == 2 and images.min() > 0, "the other images are not white"
+
+
+def test_a_search_reads_the_calibration_images(seen, tmp_path):
+    run("tune", "--cut", "0.3", "--images", "8", "--out", str(tmp_path / "recipe.json"))
+    assert torch.equal(first(seen["images"]), drawn(CALIBRATION_SEED, 8))
 
 
 def test_a_calibration_reads_the_calibration_images(seen, tmp_path):

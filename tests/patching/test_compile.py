@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import adamerge
 from adamerge.hosts.base import image_entry
 from adamerge.methods import tome
+from adamerge.patching import stack
 
 SCRIPT = Path(__file__).with_name("compiling.py")
 
@@ -45,6 +46,23 @@ def test_merged_models_compile_to_one_graph():
     assert done.returncode == 0, done.stderr[-2000:]
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     assert len(found) > 6 and max(found.values()) < 1e-5
+
+
+def test_the_operator_of_all_blocks_hands_each_layer_its_own_rotary_tables(monkeypatch):
+    member = next(member for member in ZOO if str(member) == "timm/rotary_ViT_with_mixed_tables")
+    member.require()
+    model, images = member.build(), member.images(3)
+    with torch.no_grad():
+        tables = model.rope.get_embed()
+        expected = adamerge.apply(model, ADAPTIVE, "reference")(images)
+        adamerge.apply(model, ADAPTIVE)
+        answers = [True]
+        # The stack believes once that a compiler follows it; the operator then calls the stack again.
+        monkeypatch.setattr(stack, "followed_by_compiler", lambda: bool(answers and answers.pop()))
+        found = model(images)
+    assert not answers and len(tables) == 3
+    assert all(float((tables[0] - table).abs().max()) > 0.1 for table in tables[1:])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hosts.families import RECIPES, build, pictures
-from hosts.zoo import TRANSFORMERS
+from hosts.zoo import TIMM, TRANSFORMERS
 from torch import Tensor, nn
 
 import adamerge
@@ -104,6 +104,21 @@ def test_gradients_of_a_host_that_loops_over_its_blocks():
     adamerge.apply(model, tome(3))
     assert adamerge.explain(model, images).backend == "packed"
     assert far_apart(gradients(_Sees(member, model), images), expected) < 1e-4
+
+
+def test_gradients_of_a_host_whose_rotary_tables_differ_by_layer():
+    """Learned tables are frozen here: where they need gradients of their own, the reference runs from the start."""
+    member = next(member for member in TIMM if member.name == "rotary ViT with mixed tables")
+    member.require()
+    model, images = member.build(), member.images(2)
+    model.rope.requires_grad_(False)
+    tables = model.rope.get_embed()
+    assert not torch.allclose(tables[0], tables[1], atol=0.1) and not torch.allclose(tables[0], tables[2], atol=0.1)
+    adamerge.apply(model, tome(3), "reference")
+    expected = {name: one for name, one in gradients(model, images).items() if not name.startswith("rope.")}
+    adamerge.apply(model, tome(3))
+    assert adamerge.explain(model, images).backend == "packed"
+    assert far_apart(gradients(model, images), expected) < 1e-4
 
 
 class _Sees(nn.Module):

@@ -1,6 +1,7 @@
 """`predict` and `embed` on a folder: every image in one row, stopped runs continue, other runs are refused."""
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import adamerge
 from adamerge.core.errors import BadImages, BadOption, BadOutput, MissingPackage
 from adamerge.data.folders import folder_loader
 from adamerge.prediction import part_files
+from adamerge.prediction.output_folder import OutputFolder
 from adamerge.prediction.sources import drawn_source, folder_source
 
 TOME = adamerge.methods.tome(r=3)
@@ -142,6 +144,23 @@ def test_a_folder_of_another_run_is_refused_and_kept(images, tmp_path, change, n
     with pytest.raises(BadOutput, match="differs in columns, command"):
         adamerge.predict(**given)
     assert part_bytes(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("schema", [{"schema": 2}, {"schema": None}, {}], ids=str)
+def test_a_manifest_of_another_schema_is_refused_by_name(tmp_path, schema):
+    job, manifest = {"command": "embed", "model": "abc"}, tmp_path / "_manifest.json"
+    manifest.write_text(json.dumps({"schema": 1, **job}))
+    (tmp_path / "part-00000-of-00001.parquet").write_bytes(b"a result")
+    OutputFolder(tmp_path, job, 1).prepare()
+    manifest.write_text(json.dumps({**schema, **job}))
+    with pytest.raises(BadOutput, match=r"results of another run: it differs in schema\. .* Give another --out"):
+        OutputFolder(tmp_path, job, 1).prepare()
+    assert json.loads(manifest.read_text()) == {**schema, **job}
+
+
+def test_a_new_manifest_has_the_schema_and_the_job(tmp_path):
+    OutputFolder(tmp_path, {"command": "embed"}, 1).prepare()
+    assert json.loads((tmp_path / "_manifest.json").read_text()) == {"schema": 1, "command": "embed"}
 
 
 def test_a_folder_with_other_files_or_other_images_is_refused(images, tmp_path):

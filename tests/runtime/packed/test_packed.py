@@ -10,16 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import adamerge
-from adamerge.core.combine import BySalience
+from adamerge.core.combine import BySalience, MeanNorm
 from adamerge.core.evidence import Evidence
+from adamerge.core.match import Bipartite, Tokens
 from adamerge.core.recipe import Recipe
 from adamerge.core.salience import Centrality, ClassAttention
 from adamerge.core.types import PerToken
 from adamerge.methods import adamerge as as_published
 from adamerge.methods import ats, dsm, tofu, tome
 from adamerge.presets import protect
+from adamerge.runtime import reference
 from adamerge.runtime.packed import products as by_products
 from adamerge.runtime.packed.attention import attend_each
+from adamerge.runtime.packed.forward import merge_on_cpu
 from adamerge.runtime.packed.layout import pad, ragged_layout, round_up_rows, token_index, uniform_layout, unpad
 from adamerge.runtime.packed.state import pack
 
@@ -113,6 +116,23 @@ def test_a_part_may_replace_fields_of_the_evidence(after_attention):
         found = adamerge.apply(model, chosen, "packed")(images)
     assert before.merged.sum() > 0 and torch.equal(before.slots(), adamerge.trace(model).slots())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [8.0, 1e4, 1e30])
+def test_the_mean_of_opposite_tokens_is_not_rescaled(length):
+    """A mean without a direction: the factor that would restore the length is infinite, and 0 times it is NaN."""
+    recipe = replace(tome(1), site="before_block", combine=MeanNorm())
+    assert isinstance(recipe.links, Bipartite)
+    recipe = replace(recipe, links=replace(recipe.links, metric=Tokens()))
+    # Two patch tokens in each image, behind a class token of ones: the first becomes part of the second.
+    patches = [[[length, 0], [-length, 0]], [[length, 2e-38], [-length, 2e-38]], [[3, 4], [5, 0]]]
+    x = torch.cat([torch.ones(3, 1, 2), torch.tensor(patches)], 1)
+    found = merge_on_cpu(pack(x, 1), recipe, 1)
+    # Rescaled from (4, 2) to the mean length of 5.
+    expected = torch.tensor([[0, 0], [0, 2e-38], [20**0.5, 5**0.5]])
+    assert found.layout.counts == [1, 1, 1]
+    torch.testing.assert_close(found.x[1::2], expected, rtol=1e-6, atol=0)
+    torch.testing.assert_close(found.x, reference.merge(reference.start(x, 1), recipe, 1).x.flatten(0, 1))
 
 
 @given(some.lists(some.integers(1, 70), min_size=1, max_size=4), some.booleans(), some.booleans())

@@ -30,6 +30,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("EVA-02", "EVA-02_large", "DINOv3", "Perception_Encoder", "rotary_ViT_with_mixed_tables", "rotary_post-norm")
 ROTARY = [member for member in ZOO if str(member) in {*(f"timm/{name}" for name in NAMES), "transformers/DINOv3"}]
 DINOV3 = next(member for member in ROTARY if str(member) == "timm/DINOv3")
+MIXED = next(member for member in ROTARY if str(member) == "timm/rotary_ViT_with_mixed_tables")
 CHOSEN = {
     "before the block": RECIPES["adaptive"],
     "by keys": RECIPES["tome"],
@@ -132,9 +133,12 @@ def test_a_batch_without_images_gives_outputs_without_images():
         assert model(images[:0]).shape == (0, 10)
 
 
-@pytest.mark.parametrize("kernel, fails", [("rotate", 0), ("rotate", 2), ("unfold", 0)])
-def test_where_a_kernel_cannot_run_the_reference_turns_all_layers(kernel, fails, monkeypatch):
-    model, images = made(DINOV3)
+@pytest.mark.parametrize(
+    "member, kernel, fails", [(DINOV3, "rotate", 0), (DINOV3, "rotate", 2), (MIXED, "unfold", 0)], ids=str
+)
+def test_where_a_kernel_cannot_run_the_reference_turns_all_layers(member, kernel, fails, monkeypatch):
+    """By the tables of each layer, which differ in the last host."""
+    model, images = made(member)
     own, calls = getattr(forward, kernel), []
 
     def refuses(*args, **kwargs):

@@ -65,6 +65,15 @@ def test_held_rows_at_the_edges_of_their_tiles(kind, split):
     check(x, inverses(x), where, split, kind)
 
 
+def test_a_source_unlike_all_targets_gets_one_of_them_and_not_what_is_behind_the_last():
+    """All products with targets are negative; one with nothing would be 0."""
+    where, split = ragged_layout([257, 258], 1, DEVICE), Split(True, 1)
+    sign = torch.where(sources(where, split), 1, -1)[:, None]
+    x = noise(where.total, 96, dtype=torch.float16).abs() * 0.3 * sign
+    assert fits_registers(x, where)
+    check(x, inverses(x), where, split, "dot")
+
+
 @pytest.mark.parametrize("longest", mostly_slow([257, 384, 400, 513, 576], [257, 400]))
 def test_rows_are_the_same_in_a_batch_with_a_longer_image(longest):
     """The tiles of an image do not depend on the longest image of the batch."""
