@@ -85,7 +85,7 @@ def test_methods_lists_the_preset(capsys):
         (
             ["eval", "--method", "preset", "--r", "2"],
             "preset does not know '--r'; it takes --cut NUMBER, --gmacs NUMBER, --cost true|paper, --loss kl|features, "
-            "--static. The options of the command itself are in its --help.",
+            "--static, --merge-every NUMBER. The options of the command itself are in its --help.",
         ),
         (
             ["compare", "--native", "preset:cut=0.3", "--out", "x"],
