@@ -127,6 +127,31 @@ def cpu_default_table() -> str:
     return "\n".join(lines)
 
 
+def merge_every_table() -> str:
+    """The preset at every first, second and third block: its loss and its speed-up in each engine and batch size."""
+    rows = read("merge-every")
+    places = list(dict.fromkeys((row["engine"], row["batch"]) for row in rows))
+    settings = list(dict.fromkeys((row["cut"], row["merge_every"]) for row in rows))
+    heads = " | ".join(f"{engine}, batch {batch}" for engine, batch in places)
+    lines = [
+        f"| cut | merges at every | KL, counts adapt | KL, fixed counts | {heads} |",
+        "|---:|---|" + "---:|" * (len(places) + 2),
+    ]
+    for cut, every in settings:
+        found = [row for row in rows if (row["cut"], row["merge_every"]) == (cut, every)]
+        speeds = {(row["engine"], row["batch"]): f"{float(row['speed_up']):.2f}×" for row in found}
+        losses = {row["static"]: f"{float(row['loss']):.4f}" for row in found}
+        block = {"1": "block", "2": "second block", "3": "third block"}[every]
+        lines.append(
+            f"| {float(cut):.0%} | {block} | {losses['False']} | {losses['True']} | "
+            + " | ".join(speeds[place] for place in places)
+            + " |"
+        )
+    first = rows[0]
+    lines += ["", f"*{first['model']}, {first['images']} images, {first['threads']} cores, {first['date']}.*"]
+    return "\n".join(lines)
+
+
 def engines_table() -> str:
     """Merged over unmerged models in the same engine, as a share of the ratio of costs."""
     lines = [

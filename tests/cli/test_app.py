@@ -79,7 +79,7 @@ def test_tune_has_the_defaults_of_the_library():
     """The command cannot import them: its help is shown without torch."""
     shown = inspect.signature(tune).parameters
     same = {field.name: field.default for field in fields(TuningOptions) if field.name in shown}
-    assert len(same) == 10 and {name: shown[name].default for name in same} == same
+    assert len(same) == 11 and {name: shown[name].default for name in same} == same
 
 
 def test_the_table_of_a_comparison_fits_80_columns(capsys):
