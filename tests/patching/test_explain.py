@@ -25,6 +25,7 @@ def test_a_cpu_packs_for_inference_and_takes_the_reference_for_training():
         found = adamerge.explain(model, pictures(2))
     assert (found.backend, found.tokens_in, found.tokens_out) == ("packed", 17, 17 - 9)
     assert "CUDA device" in str(found) and "float32" in str(found)
+    assert "merges decided by   operations of torch\n" in str(found)
     found = adamerge.explain(model.train(), pictures(2))
     assert (found.backend, found.why_not_faster) == ("reference", "the model is in training mode")
 
@@ -36,6 +37,13 @@ def test_modes_are_those_of_the_caller():
     assert found.backend == "reference" and "autocast is on" in str(found.why_not_faster)
     with torch.inference_mode():
         assert adamerge.explain(model, pictures(2)).backend == "packed"
+
+
+def test_enabled_gradients_are_not_the_reason_where_another_one_is():
+    model = adamerge.apply(build("vit"), tome(3))
+    stack_of(model).block(0).get_submodule("mlp").act = nn.ReLU()
+    found = adamerge.explain(model, pictures(2))
+    assert found.backend == "reference" and "oneDNN does not run this block" in str(found.why_not_faster)
 
 
 def test_kernels_and_blocks_that_they_do_not_run():

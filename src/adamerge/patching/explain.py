@@ -40,7 +40,8 @@ class Explanation:
 
     def __str__(self) -> str:
         why = "" if self.why_not_faster is None else f", because {self.why_not_faster}"
-        decides = "kernels" if self.backend == "triton" and self.unknown_part is None else "the reference"
+        decides = {"packed": "operations of torch", "reference": "the reference"}.get(self.backend, "kernels")
+        decides = decides if self.unknown_part is None else "the reference"
         unknown = "" if self.unknown_part is None else f", because kernels do not know its {self.unknown_part}"
         plain = "kernels"
         if self.blocks_of_torch:
@@ -96,9 +97,12 @@ def _observed(stack: Stack) -> Iterator[_Seen]:
     forward: Callable[..., Tensor] = stack.forward
 
     def note(x: Tensor) -> None:
-        reason, hooks = stack.selector.why_reference(x, stack.training), stack.find_hooks()
-        if reason is None and hooks is not None:
-            reason = hooks.reason
+        hooks = stack.find_hooks()
+        with torch.no_grad():
+            reason = stack.selector.why_reference(x, stack.training)
+        if reason is None:
+            # Gradients come last: they keep few batches from the faster backends.
+            reason = stack.selector.why_reference(x, stack.training) if hooks is None else hooks.reason
         seen.tokens, seen.reason = x, reason or ("kernels need a CUDA device" if not x.is_cuda else None)
 
     def choose_and_note(x: Tensor) -> Backend:
