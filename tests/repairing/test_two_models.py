@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hosts.families import RECIPES, build, pictures
 from torch import Tensor
 
-from adamerge.repairing.two_models import RIDGE, patch_loss, whitened
+from adamerge.repairing.trainable import ParameterSwap
+from adamerge.repairing.two_models import RIDGE, TwoModels, patch_loss, whitened
+from adamerge.runtime import reference
 
 IMAGES, PATCHES, CHANNELS = 3, 7, 4
 
@@ -61,3 +64,18 @@ def test_images_of_one_colour_give_finite_gradients():
     for unmerged in (full, torch.full_like(full, 3.0)):
         patch_loss(unmerged, merged).backward()
         assert merged.grad is not None and bool(merged.grad.isfinite().all())
+
+
+def test_batches_of_adaptive_recipes_have_few_numbers_of_tokens(monkeypatch):
+    model, images = build("vit", patch_size=8), pictures(4)
+    recipe, found, step = RECIPES["adaptive"](model, images), [], reference.step
+
+    def noted(state, view, given, depth):
+        after = step(state, view, given, depth)
+        found.append((given is recipe, after.x.shape[1]))
+        return after
+
+    monkeypatch.setattr(reference, "step", noted)
+    TwoModels(model, recipe, ParameterSwap(model), "kl").compare(images)
+    merged = {tokens for ours, tokens in found if ours}
+    assert merged and max(merged) < 65 and all(tokens % reference.TRAINING_MULTIPLE == 0 for tokens in merged)

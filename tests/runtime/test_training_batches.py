@@ -66,3 +66,26 @@ def test_a_hook_on_a_block_changes_nothing_of_that(batches):
     model.train()
     model(images)
     assert batches == [3]
+
+
+def widths(model: nn.Module) -> list[int]:
+    """The number of tokens after each merge of the last pass, padding included, where something merged."""
+    trace = adamerge.trace(model)
+    return [trace.prefix + layer.plan.width for layer in trace.layers if not layer.plan.is_identity]
+
+
+def test_in_training_the_tokens_of_adaptive_batches_have_few_numbers():
+    """For oneDNN, which compiles code for each number and keeps it."""
+    model, images = build("vit", patch_size=8), pictures(4)
+    adamerge.apply(model, RECIPES["adaptive"](model, images), "reference")
+    model.train()(images)
+    found = widths(model)
+    assert found and all(number % reference.TRAINING_MULTIPLE == 0 for number in found)
+    counts = adamerge.trace(model).counts
+    assert any(number % reference.TRAINING_MULTIPLE for number in (1 + counts.amax(0)).tolist())
+
+
+def test_in_training_fixed_counts_are_not_padded():
+    model, images = build("vit", patch_size=8), pictures(2)
+    adamerge.apply(model, RECIPES["fixed"](model, images), "reference").train()(images)
+    assert widths(model)[0] % reference.TRAINING_MULTIPLE

@@ -33,6 +33,11 @@ class Plan:
         slot = torch.where(self.slot < 0, -1, later.slot.gather(1, self.slot.clamp_min(0)))
         return Plan(slot, later.count, later.width, later.ragged)
 
+    def padded_to(self, width: int) -> "Plan":
+        """The same merge with `width` slots for each image, as far as there are so many tokens; the rest is padding."""
+        width = min(width, self.slot.shape[1])
+        return self if width <= self.width else Plan(self.slot, self.count, width, ragged=True)
+
     def after_prefix(self, prefix: int) -> "Plan":
         """The same plan for sequences that start with `prefix` tokens, which stay unmerged."""
         if prefix == 0:

@@ -18,6 +18,9 @@ from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 
 Tables = tuple[Tensor, ...]
+# In training, batches of adaptive recipes are padded to a multiple of so many tokens.  oneDNN keeps the code that it
+# compiles for each number of tokens: without this, a training on a CPU takes gigabytes for it.
+TRAINING_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,8 @@ class State:
     `x` holds the prefix tokens, then the patch tokens, then padding.  `size`, `place` and `count` cover patch tokens
     only: how many patches a token stands for, the first of these patches, and how many tokens an image has (None if no
     image has padding).  `history` maps every original patch to its token.  `steps` are the traces of the layers so far.
-    `tables` are the host's rotary tables, if it has any, with a row for each original patch.
+    `tables` are the host's rotary tables, if it has any, with a row for each original patch.  After a merge of an
+    adaptive recipe, the number of tokens in `x` is a multiple of `multiple`.
     """
 
     x: AllTokens
@@ -39,6 +43,7 @@ class State:
     count: Counts | None = None
     steps: tuple[LayerTrace, ...] = ()
     tables: Tables = ()
+    multiple: int = 1
 
     @property
     def layer(self) -> int:
@@ -65,12 +70,12 @@ def at_places(table: Tensor, place: Slots) -> Tensor:
     return rows.movedim(0, 2) if table.dim() == 3 else rows[:, :, None]
 
 
-def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
+def start(x: AllTokens, prefix: int, class_token: bool = False, multiple: int = 1) -> State:
     """The state of a batch that enters the first block."""
     b, n = x.shape[0], x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
     unmerged = keep_all(b, n, x.device)
-    return State(x, size, unmerged.slot, prefix, class_token, unmerged)
+    return State(x, size, unmerged.slot, prefix, class_token, unmerged, multiple=multiple)
 
 
 def step(state: State, view: View, recipe: Recipe, depth: int, hooked: bool = False) -> State:
@@ -188,6 +193,9 @@ def merge(state: State, recipe: Recipe, depth: int, heads: Heads | None = None, 
     # Without autocast, which would compute the products of the decision in half precision, where they overflow (D1).
     with stage("decide"), torch.autocast(state.x.device.type, enabled=False):
         decision = recipe.decide(evidence, linked)
+    if recipe.ragged and state.multiple > 1 and not decision.plan.is_identity:
+        tokens = -(-(state.prefix + decision.plan.width) // state.multiple) * state.multiple
+        decision = replace(decision, plan=decision.plan.padded_to(tokens - state.prefix))
     plan, x, size, place = decision.plan, state.x, state.size, state.place
     with stage("merge"):
         if not plan.is_identity:
