@@ -13,12 +13,15 @@ from typer.testing import CliRunner
 import adamerge.cli.chosen_method
 import adamerge.evaluation
 import adamerge.experiments.compare
+import adamerge.finetuning.trainer
+import adamerge.repairing.repairer
 import adamerge.search.tuner
 from adamerge.cli.app import app
 from adamerge.embedded import preprocess, scenes
 from adamerge.embedded.scene_generator import CALIBRATION_SEED, TEST_SEED
 from adamerge.evaluation import Evaluation
 from adamerge.flops import Cost
+from adamerge.methods import tome
 
 # The shape checker trips over typer's own types.
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -40,6 +43,7 @@ def seen(monkeypatch) -> dict[str, Any]:
     def keep(*names: str):
         def stop(model, *given, **options):
             found.update(zip(names, given, strict=False))
+            found.update(options)
             raise Stop
 
         return stop
@@ -50,6 +54,8 @@ def seen(monkeypatch) -> dict[str, Any]:
         monkeypatch.setattr(f"adamerge.cli.chosen_method.{name}", keep("images"))
     monkeypatch.setattr("adamerge.search.tuner.tune_with_report", keep("images"))
     monkeypatch.setattr("adamerge.experiments.compare.compare", keep("images", "data"))
+    monkeypatch.setattr("adamerge.repairing.repairer.repair_with_report", keep("images"))
+    monkeypatch.setattr("adamerge.finetuning.trainer.finetune", keep("images"))
     return found
 
 
@@ -107,6 +113,28 @@ def test_a_comparison_calibrates_on_some_images_and_judges_on_others(seen, tmp_p
     run("compare", "--out", str(tmp_path), "--methods", "tome", "--images", "2", "--calibration-images", "3")
     assert torch.equal(first(seen["images"]), drawn(CALIBRATION_SEED, 3))
     assert torch.equal(first(seen["data"]), drawn(TEST_SEED, 2))
+
+
+def test_a_comparison_in_a_folder_calibrates_on_the_images_of_the_other_folder(seen, tmp_path):
+    judged, other = photos(tmp_path / "judged", "black", 24), photos(tmp_path / "other", "white", 3)
+    words = ["--data", judged, "--calibration", other, "--workers", "0", "--images", "2", "--calibration-images", "2"]
+    run("compare", "--out", str(tmp_path / "out"), "--methods", "tome", *words)
+    assert first(seen["images"]).min() > 0 > first(seen["data"]).max()
+
+
+def test_a_repair_reads_the_calibration_images(seen, tmp_path):
+    recipe, out = tmp_path / "recipe.json", tmp_path / "repaired.json"
+    tome(2).save(recipe)
+    run("repair", "--recipe", str(recipe), "--images", "8", "--out", str(out))
+    assert torch.equal(first(seen["images"]), drawn(CALIBRATION_SEED, 8))
+
+
+def test_a_training_calibrates_on_some_images_and_judges_on_others(seen, tmp_path):
+    words = ["--images", "2", "--calibration-images", "3", "--out", str(tmp_path)]
+    run("finetune", *PRESET, *words)
+    assert torch.equal(first(seen["images"]), drawn(CALIBRATION_SEED, 3))
+    run("finetune", "--method", "tome", "--r", "2", *words)
+    assert torch.equal(first(seen["judge"]), drawn(TEST_SEED, 2))
 
 
 def test_the_table_of_an_evaluation_has_every_figure_under_its_name(monkeypatch):

@@ -1,8 +1,13 @@
 """The table of the demonstration marks the winner and fits a terminal; its plot gets the same figures."""
 
+import pytest
+import torch
 from rich.console import Console
+from timed_models import MERGED, UNMERGED, Clock, TimedModel
 
-from adamerge.experiments.demo import CUTS, PRESET, PUBLISHED, TOME, TUNED, best_of, draw_tradeoff, make_table
+from adamerge.evaluation import judge
+from adamerge.experiments.demo import CUTS, PRESET, PUBLISHED, TOME, TUNED, best_of, draw_tradeoff, make_table, measure
+from adamerge.methods import tome
 
 
 def rows(kl: dict[str, float]) -> list[dict]:
@@ -36,3 +41,16 @@ def test_the_plot_is_drawn_from_the_rows(tmp_path):
     path = draw_tradeoff(rows(KL), tmp_path / "p.png")
     other = draw_tradeoff(rows(KL | {PRESET: 0.3}), tmp_path / "q.png")
     assert path.read_bytes() != other.read_bytes()
+
+
+def test_a_row_of_a_model_whose_answers_and_times_are_known(monkeypatch):
+    full, merged = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0)).unbind()
+    merged[:1] = full[:1]
+    labels = torch.tensor([*merged[:4].argmax(1), 0, 0])
+    timed = TimedModel(full, merged, Clock(monkeypatch))
+    data = list(zip(timed.images.split(3), labels.split(3), strict=True))
+    _, row = measure(timed.model, data, {(TOME, 0.2): tome(1)}, lambda what, steps: None)
+    top1, _, full_top1, agreement, kl = judge(full, merged, labels)
+    assert (row["top1"], row["agreement"]) == (top1.double().mean(), agreement.double().mean())
+    assert row["kl"] == pytest.approx(kl.mean().item()) and top1.sum() != full_top1.sum()
+    assert row["speedup"] == UNMERGED / MERGED

@@ -193,3 +193,9 @@ def test_the_check_counts_images_that_differ_and_first_choices_that_agree():
     broken[0, 0] = float("nan")
     assert compare({"output": want}, {"output": broken}).differing == 0.25
     assert compare({"tokens": want[:, None]}, {"tokens": want[:, None]}).agreement is None
+
+
+def test_the_divergence_of_the_check_points_from_the_model_to_the_file():
+    want, found = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    # 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1); the other way it is 0.37.
+    assert compare({"logits": want}, {"logits": found}).kl == pytest.approx(0.5108, abs=1e-4)

@@ -1,5 +1,6 @@
 """Fine-tuning trains a merging model, and a run that was stopped ends with the same weights."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -137,6 +138,21 @@ def test_the_patch_of_a_repaired_recipe_becomes_a_part_of_the_weights(tmp_path):
     assert torch.equal(trained.norm.bias, start.norm.bias + 1)
     assert torch.equal(trained.norm.weight, start.norm.weight)
     assert adamerge.load_recipe(tmp_path).patch is None
+
+
+def test_a_teacher_is_followed_by_the_divergence_from_its_probabilities():
+    """KL(teacher || student): the student has to answer wherever the teacher does."""
+    taught, learned = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    stand_in: Any = SimpleNamespace(
+        options=FinetuneOptions(distillation=1.0),
+        mixup=None,
+        device=torch.device("cpu"),
+        model=lambda images: learned,
+        teacher=lambda images: taught,
+    )
+    loss = trainer.Finetuning._loss(stand_in, torch.zeros(1, 3, 32, 32), torch.tensor([0]))
+    # 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1); the other way it is 0.37.
+    assert loss.item() == pytest.approx(0.5108, abs=1e-4)
 
 
 def test_a_run_does_not_continue_with_other_images(tmp_path):

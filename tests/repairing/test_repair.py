@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 import timm
 import torch
+from hosts.families import TINY, pictures, randomised
+from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch.nn.functional import interpolate
 
 import adamerge
 from adamerge.core.errors import BadImages, BadOption
+from adamerge.evaluation import kl_divergence
 from adamerge.patching.apply import temporarily_patched
 from adamerge.repairing import distillation
 from adamerge.repairing.augmentation import augment, blend
@@ -84,6 +87,13 @@ def test_the_applied_model_gives_what_was_judged(model, images, report):
     used = torch.arange(len(images)) % 4 != 3
     assert kl[used].mean().item() == pytest.approx(report.loss_after, rel=1e-3)
     assert kl[~used].mean().item() == pytest.approx(report.check_after, rel=1e-3)
+
+
+def test_what_merging_loses_before_is_judged_with_the_statistics_of_the_images_used(model, images, recipe, report):
+    held_out = torch.arange(len(images)) % 4 == 3
+    calibrated = Evaluator(model, [images[~held_out]]).sweep(recipe).recipe
+    before = Evaluator(model, [images[held_out]]).sweep(calibrated, calibrate=False)
+    assert report.check_before == pytest.approx(before.loss.mean().item(), rel=1e-3)
 
 
 def test_only_norms_and_biases_of_the_blocks_and_after_them_change(model, report):
@@ -251,3 +261,16 @@ def test_the_loss_of_training_is_the_divergence_of_softened_probabilities(model,
             merged = (model(batch).double() / temperature).softmax(1)
     expected = temperature**2 * (full * (full / merged).log()).sum(1).mean().item()
     assert expected > 0.01 and loss == pytest.approx(expected, rel=1e-4)
+
+
+def test_every_block_is_trained_with_its_own_rotary_tables():
+    """Each has other ones here; the loss is computed again from what the two models give."""
+    model = randomised(Eva(**TINY, use_rot_pos_emb=True, rope_type="mixed", attn_type="rope").eval(), 0)
+    batch, recipe = pictures(4), adamerge.methods.tome(3)
+    with temporarily_patched(model), trainable(model) as swap:
+        loss = TwoModels(model, recipe, swap, "kl").compare(batch).item()
+    with torch.no_grad():
+        full = model(batch).double().log_softmax(1)
+        with adamerge.applied(model, recipe, "reference"):
+            merged = model(batch).double().log_softmax(1)
+    assert loss == pytest.approx(kl_divergence(full, merged).mean().item(), rel=1e-3)

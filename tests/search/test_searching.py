@@ -217,3 +217,17 @@ def test_a_scale_is_corrected_until_the_measured_cost_is_the_goal(model):
     assert found.score == pytest.approx(0.5 * 2.718281828 ** (8 * (found.macs / scaler.goal - 1)))
     scaler.scale(family, (1.0, 1.0, 1.0))
     assert len(costs) == 3
+
+
+def test_where_no_cost_meets_the_goal_the_nearest_is_taken(model):
+    """Not the first one and not the last."""
+    prices = adamerge.flops.meter(model)
+    evaluator = GivenCosts(full=prices.unmerged().true.item(), prices=prices, cost="true")
+    results = iter([(0.1, 1.1), (0.2, 0.9), (0.3, 1.02), (0.4, 0.95)])
+
+    def measure(recipe: adamerge.Recipe) -> tuple[float, float]:
+        loss, excess = next(results)
+        return loss, excess * 0.8 * evaluator.full
+
+    found = Scaler(evaluator, Target(cut=0.2), measure).scale(adamerge.presets.protect(), (0.0, 1.0, 1.0))
+    assert found.loss == 0.3 and found.macs == pytest.approx(1.02 * 0.8 * evaluator.full)

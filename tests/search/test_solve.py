@@ -13,7 +13,7 @@ from adamerge.core.errors import BadImages, BadOption
 from adamerge.flops import meter
 from adamerge.methods import METHODS, tome
 from adamerge.patching.apply import stack_of
-from adamerge.search.solve import KnobCosts, make_recipe, solve
+from adamerge.search.solve import KnobCost, KnobCosts, _narrow, make_recipe, solve
 from adamerge.search.target import Target
 from adamerge.search.variants import VARIANTS, find_variant
 
@@ -102,6 +102,23 @@ def test_a_target_between_two_steps_gives_the_nearest_and_says_so(images):
     assert abs(found.cut - 0.15) < 0.1
     wide = solve(coarse, images, METHODS["evit"], 0.15, tolerance=0.1)
     assert wide.met
+
+
+class OneStep(KnobCosts):
+    """A cost of 10 for a knob below a step, and of 4 from it on."""
+
+    def __init__(self, step: float):
+        self.step = step
+
+    def measure(self, knob: float) -> KnobCost:
+        return KnobCost(knob, tome(1), 10.0 if knob < self.step else 4.0)
+
+
+@pytest.mark.parametrize("step", [0.15, 0.3, 0.7, 0.85])
+def test_of_two_costs_on_either_side_the_nearer_is_taken_wherever_the_search_ends(step):
+    costs = OneStep(step)
+    for goal, nearer in ((9.0, 10.0), (5.0, 4.0)):
+        assert _narrow(costs, costs.measure(0.0), costs.measure(1.0), goal, 0.001).macs == nearer
 
 
 def test_what_is_out_of_reach_is_refused_with_what_is_in_reach(model, images):

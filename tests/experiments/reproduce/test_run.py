@@ -8,6 +8,7 @@ import torch
 from tiny_experiment import IMAGES, tiny
 
 from adamerge.core.errors import BadImages, BadOption
+from adamerge.evaluation import judge
 from adamerge.experiments.reproduce import PARTS, Experiment, Section, choose, run, table1
 from adamerge.experiments.reproduce import experiment as experiment_module
 from adamerge.experiments.reproduce.build_experiment import _calibration_count
@@ -187,6 +188,16 @@ def test_an_outcome_says_what_evaluate_says():
     assert torch.equal(outcome.top1, judged.top1) and torch.equal(outcome.r, judged.r)
     torch.testing.assert_close(outcome.kl, judged.kl, rtol=1e-3, atol=1e-5)
     assert torch.equal(outcome.paper, judged.cost.paper) and torch.equal(outcome.true, judged.cost.true)
+
+
+def test_the_divergence_points_from_the_unmerged_to_the_merged_probabilities():
+    experiment, (full, merged) = tiny(), torch.randn(2, 3, 10, generator=torch.Generator().manual_seed(0)).unbind()
+    tally = experiment_module._Tally()
+    tally.add(merged, full.log_softmax(1), torch.zeros(3).long(), torch.full((3, 3), 16))
+    tally.seconds.append((3, 1.0))
+    expected = judge(full, merged, torch.zeros(3).long())[4]
+    assert expected.mean() > 0.1
+    torch.testing.assert_close(tally.outcome(experiment.prices, none()).kl, expected, rtol=1e-4, atol=0)
 
 
 def test_calibration_subsets_are_nested_and_of_the_size_asked_for():

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from awkward import DEVICE, noise, sources
+from awkward import DEVICE, FULL, HALF, noise, sources
 
 from adamerge.runtime.block_view import NormParams
 from adamerge.runtime.packed.layout import ragged_layout
+from adamerge.runtime.triton.kernels.affinity import affinity
+from adamerge.runtime.triton.kernels.affinity_one_program import affinity_one_program
 from adamerge.runtime.triton.kernels.affinity_row_resident import affinity_row_resident
 from adamerge.runtime.triton.kernels.choice import Choice, ColumnSums, Entropy, Policy, Rule
 from adamerge.runtime.triton.kernels.decide import decide
@@ -101,6 +103,25 @@ def test_held_rows_are_written_at_the_patches_of_their_image(unwritten_is_nan):
     assert written(value) == of_sources and written(partner) == of_sources
 
 
+@pytest.mark.parametrize(
+    ("counts", "dtype"), [([3, 40], FULL), ([70, 3], FULL), ([5, 64], HALF), ([130, 5], HALF), ([200, 5], HALF)]
+)
+def test_sums_and_partners_are_written_at_the_patches_of_their_image(unwritten_is_nan, counts, dtype):
+    """In one tile and in several; by one program for an image with one quadrant, or with more."""
+    where, split = ragged_layout(counts, 1, DEVICE), Split(True, 1)
+    sums, rows, value, partner = affinity(noise(where.total, 32, dtype=dtype), None, where, split, "dot")
+    for number, part in enumerate(sums):
+        assert written(part) == [place > 0 and number * rows < n for n in counts for place in range(n + 1)]
+    of_sources = sources(where, split).tolist()
+    assert written(value) == of_sources and written(partner) == of_sources
+
+
+def test_partners_by_keys_are_written_at_the_sources_of_their_image(unwritten_is_nan):
+    where, split = ragged_layout([3, 1, 40], 1, DEVICE), Split(True, 1)
+    of_sources = sources(where, split).tolist()
+    assert [written(each) for each in match(noise(where.total, 32), where, split)] == [of_sources] * 2
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
 @pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
 def test_an_image_whose_redundancy_is_not_finite_merges_nothing(wrong):
@@ -167,3 +188,11 @@ def test_ties_between_tiles_go_to_the_lower_place(split):
     partner = match(features, where, split)[1]
     lowest = int(split.sides(80, DEVICE)[1][0])
     assert partner[sources(where, split)].tolist() == [lowest] * 40
+
+
+def test_ties_between_quadrants_go_to_the_lower_place():
+    """One program has two quadrants of 128 tokens each."""
+    where, split = ragged_layout([200], 0, DEVICE), Split(True, 1)
+    features = torch.full((200, 16), 0.25, dtype=HALF, device=DEVICE)
+    partner = affinity_one_program(features, where, split, 1.0, cosine=False)[3]
+    assert partner[sources(where, split)].tolist() == [0] * 100
