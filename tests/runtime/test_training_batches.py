@@ -89,3 +89,9 @@ def test_in_training_fixed_counts_are_not_padded():
     model, images = build("vit", patch_size=8), pictures(2)
     adamerge.apply(model, RECIPES["fixed"](model, images), "reference").train()(images)
     assert widths(model)[0] % reference.TRAINING_MULTIPLE
+
+
+def test_a_state_on_another_device_is_not_padded():
+    state = reference.start(torch.empty(2, 17, 8, device="meta"), 1)
+    assert reference.start_training(state).multiple == 1
+    assert reference.start_training(reference.start(torch.empty(2, 17, 8), 1)).multiple == reference.TRAINING_MULTIPLE

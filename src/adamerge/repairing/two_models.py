@@ -50,7 +50,7 @@ class TwoModels:
         with torch.no_grad():
             install(self.host, self.host.container)
             start, tables = embed(self.host, self.model, images)
-            start = replace(start, multiple=reference.TRAINING_MULTIPLE)
+            start = reference.start_training(start)
             wanted = self._answer(images, start, tables, none())
         self.swap.use_trained()
         return self._difference(wanted, self._answer(images, start, tables, self.recipe))

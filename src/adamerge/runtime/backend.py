@@ -209,8 +209,8 @@ class ReferenceBackend:
         whole = training or (hooks is not None and hooks.inside)
         self.per_image = selector.per_image_on_cpu and x.device.type == "cpu" and not whole
         pieces = x.split(1) if self.per_image else (x,)
-        multiple = reference.TRAINING_MULTIPLE if training else 1
-        self.states = [reference.start(piece, selector.prefix, selector.class_token, multiple) for piece in pieces]
+        states = [reference.start(piece, selector.prefix, selector.class_token) for piece in pieces]
+        self.states = [reference.start_training(state) for state in states] if training else states
 
     def step(self, layer: int, tables: Tables = ()) -> None:
         view, depth = self.views[layer], len(self.views)

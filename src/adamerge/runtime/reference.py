@@ -18,8 +18,8 @@ from adamerge.runtime.profiling import stage
 from adamerge.runtime.trace import LayerTrace
 
 Tables = tuple[Tensor, ...]
-# In training, batches of adaptive recipes are padded to a multiple of so many tokens.  oneDNN keeps the code that it
-# compiles for each number of tokens: without this, a training on a CPU takes gigabytes for it.
+# In training on a CPU, batches of adaptive recipes are padded to a multiple of so many tokens.  oneDNN keeps the code
+# that it compiles for each number of tokens: without this, a training takes gigabytes for it.
 TRAINING_MULTIPLE = 8
 
 
@@ -70,12 +70,17 @@ def at_places(table: Tensor, place: Slots) -> Tensor:
     return rows.movedim(0, 2) if table.dim() == 3 else rows[:, :, None]
 
 
-def start(x: AllTokens, prefix: int, class_token: bool = False, multiple: int = 1) -> State:
+def start(x: AllTokens, prefix: int, class_token: bool = False) -> State:
     """The state of a batch that enters the first block."""
     b, n = x.shape[0], x.shape[1] - prefix
     size = torch.ones(b, n, device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
     unmerged = keep_all(b, n, x.device)
-    return State(x, size, unmerged.slot, prefix, class_token, unmerged, multiple=multiple)
+    return State(x, size, unmerged.slot, prefix, class_token, unmerged)
+
+
+def start_training(state: State) -> State:
+    """The same state for a pass that trains."""
+    return replace(state, multiple=TRAINING_MULTIPLE) if state.x.device.type == "cpu" else state
 
 
 def step(state: State, view: View, recipe: Recipe, depth: int, hooked: bool = False) -> State:
