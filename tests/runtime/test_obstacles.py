@@ -54,11 +54,6 @@ def test_an_obstacle_has_a_reason_and_what_to_do(change, reason, advice):
     assert found is not None and reason in found.reason and advice in (found.advice or "")
 
 
-def test_gradients_are_named_only_where_nothing_else_is_in_the_way():
-    found = find_obstacle(replace(GOOD, gradients=True, dtype=torch.float64), True, None, kernels_run)
-    assert found is not None and "no kernels for torch.float64" in found.reason
-
-
 def test_missing_kernels_are_an_obstacle():
     found = find_obstacle(GOOD, True, None, lambda: "Triton is not installed")
     assert found is not None and found.reason == "Triton is not installed" and "Triton" in (found.advice or "")

@@ -53,22 +53,14 @@ def find_obstacle(
         return Obstacle("the model is in training mode")
     if not merges:
         return Obstacle("this recipe merges nothing, and only the reference is bit-exact then")
+    if batch.gradients:
+        return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
     if batch.device not in ("cpu", "cuda"):
         return Obstacle(f"tokens are packed on CPUs and CUDA devices only, and these are on {batch.device}")
     if why_no_rotation is not None:
         return Obstacle(why_no_rotation, "give the view a `rotation`, as docs/add-a-model.md shows")
-    if batch.device == "cuda":
-        found = _obstacle_on_cuda(batch, why_no_kernels)
-        if found is not None:
-            return found
-    if batch.gradients:
-        # Last: whoever disables gradients because of this advice meets nothing else.
-        return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
-    return None
-
-
-def _obstacle_on_cuda(batch: BatchFacts, why_no_kernels: Callable[[], str | None]) -> Obstacle | None:
-    """What keeps a batch on CUDA from the kernels, gradients aside."""
+    if batch.device != "cuda":
+        return None
     if batch.dtype not in KERNEL_DTYPES:
         return Obstacle(
             f"there are no kernels for {batch.dtype}", "convert the model and the images to torch.bfloat16 or float32"
