@@ -4,8 +4,9 @@ A case is drawn from the seed and its number, so that any case can be repeated w
 last case of its seed in benchmarks/results/fuzz.csv.  Every chunk adds a row there, also when a run is stopped.
 
 Kinds: `recipes` compares the packed backend with the reference, an image alone with the same among others, and the
-model before and after; `kernels` does so with the Triton kernels in Triton's interpreter, which is far slower; `files`
-reads broken recipes, statistics, images and weights.
+model before and after; `kernels` does so with the Triton kernels in Triton's interpreter, which is far slower; `cuda`
+with the kernels on a CUDA device, plainly and as CUDA graphs; `files` reads broken recipes, statistics, images and
+weights.
 Columns: `ran`; `refused` by an error of the library's own; `host`, where the model cannot run even without merging,
 such as a convolution of an unusual dtype; `near_ties` ran, with plans that rounding changed: equal in float64.
 
@@ -25,7 +26,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-KINDS = ("recipes", "kernels", "files")
+KINDS = ("recipes", "kernels", "cuda", "files")
 COUNTED = ("ran", "refused", "host", "near_ties", "failures")
 # Gives what became of a case, and what is wrong; with the third argument it prints all about it.
 Try = Callable[[int, int, bool], tuple[str, list[str]]]
@@ -137,7 +138,7 @@ def _how_to_try(kind: str) -> Try:
             case = draw_case(seed, number)
             if loud:
                 print(case)
-            outcome = check(case, kernels=kind == "kernels")
+            outcome = check(case, kind)
         except Exception:
             # Drawing a recipe raises only the library's own errors, and a check raises none.
             return "failed", [traceback.format_exc()]

@@ -1,8 +1,9 @@
 """What the fuzzer checks of a case.  Every check that fails gives a line of text."""
 
 import copy
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +17,19 @@ from adamerge.core.errors import AdamergeError
 from adamerge.core.recipe import Recipe
 from adamerge.patching.apply import stack_of
 from adamerge.runtime import backend
-from adamerge.runtime.trace import Trace
+from adamerge.runtime.trace import LayerTrace, Trace
 
 # How far the backends may be from each other, as a share of the greatest output.
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 # Images whose tokens differ by their places only: links of places that mirror each other are equal up to rounding.
 ALIKE = ("zeros", "constant")
+# How the batches of a kind of cases run, beside the reference.
+WAYS = {"recipes": ("packed",), "kernels": ("packed", "kernels"), "cuda": ("packed", "cuda", "cuda graph")}
+CUDA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# A shape of batches has its CUDA graph at the third call.
+CALLS = {"cuda graph": 3}
+# Without torch's own memory, in which compute-sanitizer sees no borders, nothing can be captured.
+CAN_CAPTURE = "PYTORCH_NO_CUDA_MEMORY_CACHING" not in os.environ
 # The rounding of a backend is its distance from the first of these.
 ROUNDED = ((torch.float64, "reference"), (torch.float32, "reference"), (torch.float32, "packed"))
 
@@ -46,14 +54,14 @@ class Outcome:
     near_tie: bool = False
 
 
-def try_case(case: Case, kernels: bool = False) -> Outcome:
-    """Run a case and check it.  No exception leaves this function, apart from an interrupt."""
+def try_case(case: Case, kind: str = "recipes") -> Outcome:
+    """Run a case and check it in the ways of its kind.  No exception leaves this function, apart from an interrupt."""
     if isinstance(case.recipe, AdamergeError):
         return Outcome("refused", [] if len(str(case.recipe)) > 20 else [f"no message: {case.recipe!r}"])
-    outcome = _try_in(case, case.dtype, kernels)
+    outcome = _try_in(case, case.dtype, WAYS[kind])
     if case.dtype in TOLERANCE and any(line.startswith("plans") for line in outcome.problems):
         noise = [0.0] * (case.dtype == torch.float32) + [1e-3] * (case.images in ALIKE)
-        if any(not _try_in(case, torch.float64, kernels=False, noise=amount).problems for amount in noise):
+        if any(not _try_in(case, torch.float64, noise=amount).problems for amount in noise):
             return Outcome(outcome.kind, [], near_tie=True)
     if case.dtype == torch.float32 and outcome.problems and _only_rounding(case, outcome.problems):
         return Outcome(outcome.kind, [], near_tie=True)
@@ -63,7 +71,7 @@ def try_case(case: Case, kernels: bool = False) -> Outcome:
 def _only_rounding(case: Case, problems: list[str]) -> bool:
     """Whether outputs are equal in float64, and differ in float32 by at most twice the rounding of each backend."""
     apart = [line.share for line in problems if isinstance(line, Apart)]
-    if len(apart) < len(problems) or _try_in(case, torch.float64, kernels=False).problems:
+    if len(apart) < len(problems) or _try_in(case, torch.float64).problems:
         return False
     exact, *ours = (_outputs(case, dtype, way) for dtype, way in ROUNDED)
     errors = [(found - exact).abs().max().item() / _scale(exact) for found in ours]
@@ -80,7 +88,7 @@ def _outputs(case: Case, dtype: torch.dtype, way: str) -> Tensor:
     return found.double().nan_to_num(0, 0, 0)
 
 
-def _try_in(case: Case, dtype: torch.dtype, kernels: bool, noise: float = 0.0) -> Outcome:
+def _try_in(case: Case, dtype: torch.dtype, ways: Sequence[str] = WAYS["recipes"], noise: float = 0.0) -> Outcome:
     host = _host(case, dtype)
     images = draw_images(case, host.shape).to(dtype)
     if noise:
@@ -94,7 +102,7 @@ def _try_in(case: Case, dtype: torch.dtype, kernels: bool, noise: float = 0.0) -
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            kind, problems = "ran", list(_checks(case, host, images, plain, kernels))
+            kind, problems = "ran", list(_checks(case, host, images, plain, ways))
     except AdamergeError as error:
         kind, problems = "refused", [] if len(str(error)) > 20 else [f"no message: {error!r}"]
     except Exception as error:
@@ -113,7 +121,7 @@ def _host(case: Case, dtype: torch.dtype) -> Host:
     return host
 
 
-def _checks(case: Case, host: Host, images: Tensor, plain: Tensor, kernels: bool) -> Iterator[str]:
+def _checks(case: Case, host: Host, images: Tensor, plain: Tensor, ways: Sequence[str]) -> Iterator[str]:
     recipe, dtype = case.recipe, images.dtype
     assert isinstance(recipe, Recipe)
     if Recipe.from_json(recipe.to_json()) != recipe:
@@ -122,17 +130,28 @@ def _checks(case: Case, host: Host, images: Tensor, plain: Tensor, kernels: bool
     with torch.inference_mode():
         expected, before = _run(host, recipe, "reference", images)
         yield from _sound(before, expected, plain, finite)
-        if dtype in TOLERANCE:
-            ways = ["packed", "kernels"] if kernels and dtype == torch.float32 else ["packed"]
-            for way in ways:
-                found, after = _run(host, recipe, way, images)
+        for way in ways:
+            if not _has_way(case, dtype, way):
+                continue
+            found, after = _run(host, recipe, way, images)
+            yield from _sound(after, found, plain, finite)
+            if dtype in TOLERANCE:
                 yield from _agree(way, (found, after), (expected, before), finite)
         yield from _alone(case, host, images, finite)
     if case.gradients and dtype == torch.float32 and bool(finite.all()):
         yield from _gradients(host, recipe, images)
 
 
+def _has_way(case: Case, dtype: torch.dtype, way: str) -> bool:
+    """Whether a case can run in a way: kernels know three dtypes, and the texts of a case stay on the CPU."""
+    if way.startswith("cuda"):
+        return dtype in CUDA_DTYPES and case.host not in WITH_TEXT and (CAN_CAPTURE or way not in CALLS)
+    return dtype == torch.float32 if way == "kernels" else dtype in TOLERANCE
+
+
 def _run(host: Host, recipe: Recipe, way: str, images: Tensor) -> tuple[Tensor, Trace]:
+    if way.startswith("cuda"):
+        return _run_on_cuda(host, recipe, images, CALLS.get(way, 1))
     runtime: Any = "packed" if way == "kernels" else way
     adamerge.apply(host.model, recipe, runtime)
     if way == "kernels":
@@ -140,6 +159,28 @@ def _run(host: Host, recipe: Recipe, way: str, images: Tensor) -> tuple[Tensor, 
         selector.choose = lambda x, views, training: backend.TritonWithFallback(selector, x, views)
     found = host.see(host.model, images)
     return found, adamerge.trace(host.model)
+
+
+def _run_on_cuda(host: Host, recipe: Recipe, images: Tensor, calls: int) -> tuple[Tensor, Trace]:
+    """The last of some calls on a CUDA device, with the kernels."""
+    model = adamerge.apply(copy.deepcopy(host.model).to("cuda"), recipe, cuda_graphs=calls > 1)
+    for _ in range(calls):
+        found = host.see(model, images.to("cuda"))
+    selector = stack_of(model).selector
+    if selector.triton_failure is not None:
+        raise RuntimeError(selector.triton_failure)
+    return found.cpu(), _on_cpu(adamerge.trace(model))
+
+
+def _on_cpu(trace: Trace) -> Trace:
+    layers = tuple(
+        LayerTrace(
+            replace(layer.plan, slot=layer.plan.slot.cpu(), count=layer.plan.count.cpu()),
+            *(rows.cpu() for rows in (layer.salience, layer.size, layer.redundancy)),
+        )
+        for layer in trace.layers
+    )
+    return replace(trace, layers=layers)
 
 
 def _sound(trace: Trace, found: Tensor, plain: Tensor, finite: Tensor) -> Iterator[str]:

@@ -44,6 +44,17 @@ def test_ties_go_to_the_lower_place():
         assert torch.equal(partner[mask].cpu(), expected[mask.cpu()])
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # The interpreter's arithmetic is numpy's, which warns.
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+def test_a_source_that_is_not_a_number_gets_the_first_target(split):
+    where = layout("edges")
+    features = torch.full_like(mean_key_unit(noise(where.total, 1, 32)), float("nan"))
+    _, partner = match(features, where, split)
+    _, expected = match_reference(features.cpu(), where, split)
+    mask = sources(where, split)
+    assert torch.equal(partner[mask].cpu(), expected[mask.cpu()])
+
+
 @pytest.mark.parametrize("heads, dim", [(1, 32), (3, 64), (2, 80)])
 @pytest.mark.parametrize("dtype, finest", [(torch.float32, 1e-6), (torch.bfloat16, 2**-11)])
 def test_directions(heads, dim, dtype, finest):

@@ -116,10 +116,11 @@ def best_of(similarity, allowed, column, best, partner):
 @triton.jit
 @no_type_check
 def store_partners(value, partner, base, place, best, which, n, ALTERNATING: tl.constexpr, FIRST: tl.constexpr):
-    """Store the partners of sources.  A source of NaN features has no best target; it gets its own place."""
+    """Store the partners of sources.  A source of NaN features has no best target; as in torch, it gets the first."""
     source = source_at(place, n, ALTERNATING, FIRST)
+    first_target = 1 - FIRST if ALTERNATING else source_count(n, ALTERNATING, FIRST)
     tl.store(value + base + place, best, mask=source)
-    tl.store(partner + base + place, tl.where(which < n, which, place), mask=source)
+    tl.store(partner + base + place, tl.where(which < n, which, first_target), mask=source)
 
 
 @triton.jit
