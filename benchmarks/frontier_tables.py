@@ -96,6 +96,19 @@ def training_step_table() -> str:
     return "\n".join([*lines, "", f"*{rows[0]['device']}, torch {rows[0]['torch']}, {rows[0]['date']}.*"])
 
 
+def repaired_schedules_table() -> str:
+    """Schedules of one cost before and after a repair, the best one after it first."""
+    lines = ["| model | cut | schedule | loss: before, after | ratio [95 %] |", "|---|---:|---|---:|---:|"]
+    for row in sorted(read("repaired-schedules"), key=lambda row: (row["model"], float(row["judged_after"]))):
+        before, after = float(row["judged_before"]), float(row["judged_after"])
+        ratio = f"{after / before:.2f} [{float(row['ratio_low']):.2f}, {float(row['ratio_high']):.2f}]"
+        lines.append(
+            f"| {row['model']} | {float(row['cut']):.0%} | {row['candidate']} | {_loss(before)}, {_loss(after)} | "
+            f"{ratio if row['repaired'] == 'True' else 'returned as it was'} |"
+        )
+    return "\n".join(lines)
+
+
 def learned_table() -> str:
     """Learned schedules and the search of the tuner, on the images that both used."""
     lines = ["| model | cut | recipe | passes, steps | seconds | KL |", "|---|---:|---|---:|---:|---:|"]

@@ -3,15 +3,17 @@
 Candidates are the families of the tuner at several first layers and slopes, and the tuned recipe, all at the same cost.
 Each is swept, repaired for a few epochs with its thresholds calibrated again afterwards, and judged before and after on
 images that were used for neither.  Rows are added to a CSV file as they are measured; candidates that it has are
-skipped.  One thread, for one model and one cut, takes about half an hour:
+skipped.  With few epochs the smaller models are not repaired at all, and nothing is learned of them:
 
-    python benchmarks/repaired_schedules.py --weights FOLDER --used CAL --judge VAL --cut 0.5
+    python benchmarks/repaired_schedules.py --weights FOLDER --used CAL --judge VAL --device cuda \\
+        --images 500 --epochs 16 --judge-images 2000 [--model vit_tiny_patch16_224] [--cut 0.5]
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -58,10 +60,10 @@ def main() -> None:
     evaluator = Evaluator(model, hold_out(list(used.split(size)))[0])
     rows = read_table(given.out.read_text(encoding="utf-8")) if given.out.exists() else []
     known = {(row["model"], row["cut"], row["candidate"]) for row in rows}
-    for name, recipe in candidates(evaluator, given.model, given.cut):
+    for name, make in candidates(evaluator, given.model, given.cut):
         if (given.model, str(given.cut), name) in known:
             continue
-        begin = time.monotonic()
+        begin, recipe = time.monotonic(), make()
         report = repair_with_report(model, used, recipe, RepairOptions(epochs=given.epochs, progress=False))
         before, after = (judge.sweep(one, calibrate=False) for one in (recipe, report.recipe))
         low, high = ratio_interval(after.loss, before.loss)
@@ -89,17 +91,21 @@ def main() -> None:
         print({key: row[key] for key in ("candidate", "judged_before", "judged_after", "cut_after")}, flush=True)
 
 
-def candidates(evaluator: Evaluator, model: str, cut: float) -> Iterator[tuple[str, Recipe]]:
-    """The tuned recipe, the first family with several schedules, and the others with the preset's."""
-    yield "tuned", tuned_recipe(evaluator, model, cut)
+def candidates(evaluator: Evaluator, model: str, cut: float) -> Iterator[tuple[str, Callable[[], Recipe]]]:
+    """The tuned recipe, the first family with several schedules, and the others with the preset's: names and makers."""
+    yield "tuned", partial(tuned_recipe, evaluator, model, cut)
     depth, last = evaluator.host.depth, None if evaluator.reads_patches else MERGE_ALL
     first, slope = first_layer_and_slope(cut, depth)
     for number, (name, family) in enumerate(zip(NAMES, families(evaluator.host.class_token), strict=True)):
         for later, steeper in CHANGES if number == 0 else CHANGES[:1]:
             rates = linear_rates(depth, max(first + later, 0), slope + steeper, last)
-            scaled = scale_to_target(evaluator, family, rates, Target(cut=cut))
-            recipe = evaluator.sweep(scaled.recipe).recipe
-            yield f"{name}, from layer {max(first + later, 0)}, slope {slope + steeper:g}", recipe
+            named = f"{name}, from layer {max(first + later, 0)}, slope {slope + steeper:g}"
+            yield named, partial(scaled_recipe, evaluator, family, rates, cut)
+
+
+def scaled_recipe(evaluator: Evaluator, family: Recipe, rates: tuple[float, ...], cut: float) -> Recipe:
+    """A schedule scaled to the cost and calibrated on the evaluator's images."""
+    return evaluator.sweep(scale_to_target(evaluator, family, rates, Target(cut=cut)).recipe).recipe
 
 
 if __name__ == "__main__":

@@ -101,8 +101,7 @@ def test_outputs_apart_by_rounding_are_no_failure_and_a_wrong_output_is(case, mo
     fuzz_checks, fuzz_cases = (import_module(name) for name in ("fuzz_checks", "fuzz_cases"))
     rounded = fuzz_cases.draw_case(4, 6321)
     assert any(
-        "packed and the reference differ by" in line
-        for line in fuzz_checks._try_in(rounded, torch.float32).problems
+        "packed and the reference differ by" in line for line in fuzz_checks._try_in(rounded, torch.float32).problems
     )
     outcome = fuzz_checks.try_case(rounded)
     assert (outcome.problems, outcome.near_tie) == ([], True)

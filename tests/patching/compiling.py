@@ -3,9 +3,12 @@
 import copy
 import importlib.util
 import json
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from hosts.zoo import ZOO, Member
+from torch import Tensor
 
 import adamerge
 from adamerge.core.recipe import Recipe
@@ -55,6 +58,25 @@ def hooked(member: Member) -> float:
     return float((out - plain).abs().max())
 
 
+def gradients(member: Member, call: Callable[[Any], Any], model: Any) -> dict[str, Tensor]:
+    """The output of a call, and the gradients of a sum of it with respect to the parameters that get any."""
+    model.zero_grad(set_to_none=True)
+    out = call(member.images(3))
+    out = getattr(out, "logits", out)
+    (out * torch.linspace(-1, 1, out.shape[-1])).sum().backward()
+    return {"out": out.detach()} | {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+
+
+def with_gradients(member: Member) -> float:
+    """The largest difference, of the output or a gradient, between the compiled model and the same run plainly."""
+    torch.compiler.reset()
+    model = adamerge.apply(member.build(), ADAPTIVE)
+    expected = gradients(member, model, model)
+    found = gradients(member, torch.compile(model, backend="aot_eager", fullgraph=True), model)
+    assert list(found) == list(expected) and len(found) > 20
+    return max(float((found[name] - one).abs().max()) for name, one in expected.items())
+
+
 def compiled_copies(member: Member) -> float:
     """The same for a copy with other weights, through the stages of a real backend, under autocast."""
     torch.compiler.reset()
@@ -81,6 +103,7 @@ def main() -> None:
                 found[f"{member} {name}"] = compiled(member, FIXED[name])
             if str(member) in ADAPTING:
                 found[f"{member} adaptive"] = compiled(member, ADAPTIVE)
+                found[f"{member}, gradients"] = with_gradients(member)
             if str(member) == ADAPTING[0]:
                 found[f"{member}, copies"] = compiled_copies(member)
                 found[f"{member}, hooked"] = hooked(member)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from compiling import ADAPTIVE, CHOSEN, FIXED
+from hosts.families import build, pictures
 from hosts.zoo import ZOO, Member
 from marks import mostly_slow
 from torch import nn
@@ -22,6 +23,7 @@ import adamerge
 from adamerge.hosts.base import image_entry
 from adamerge.methods import tome
 from adamerge.patching import stack
+from adamerge.patching.apply import stack_of
 
 SCRIPT = Path(__file__).with_name("compiling.py")
 
@@ -63,6 +65,28 @@ def test_the_operator_of_all_blocks_hands_each_layer_its_own_rotary_tables(monke
     assert not answers and len(tables) == 3
     assert all(float((tables[0] - table).abs().max()) > 0.1 for table in tables[1:])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("runtime, hooked", [("auto", False), ("auto", True), ("reference", False)])
+def test_gradients_that_cannot_be_recomputed_on_the_reference_are_followed_by_a_compiler(runtime, hooked, monkeypatch):
+    """A hook takes part in them, and who asks for the reference wants it to run once."""
+    model = adamerge.apply(build("vit", depth=3), ADAPTIVE, runtime)
+    if hooked:
+        stack_of(model).block(1).register_forward_hook(lambda _, args, out: None)
+    asked: list[int] = []
+
+    def run_opaque(number, x, tables, parameters):
+        asked.append(len(parameters))
+        return x
+
+    monkeypatch.setattr(stack, "followed_by_compiler", lambda: True)
+    monkeypatch.setattr(stack, "run_opaque", run_opaque)
+    assert model(pictures(2)).requires_grad
+    assert bool(asked) is (runtime == "auto" and not hooked)
+    assert not asked or asked[0] > 20
+    with torch.no_grad():
+        model(pictures(2))
+    assert asked[-1] == 0
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -33,3 +33,28 @@ def test_no_graph_breaks_and_the_outputs_of_the_model_as_it_is(recipe):
             torch.testing.assert_close(compiled(images), expected, rtol=0.05, atol=0.05)
     # The operator ran the blocks as the plain call does: by now as a CUDA graph.
     assert len(stack_of(model).graphs) == 1
+
+
+def test_with_gradients_enabled_the_blocks_are_one_operator_too():
+    torch.manual_seed(0)
+    model: Any = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=10).to("cuda").eval()
+    torch.nn.init.normal_(model.head.weight)
+    adamerge.apply(model, tome(8))
+    images = torch.randn(4, 3, 224, 224, device="cuda")
+    expected = gradients(model, model, images)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for _ in range(3):
+        found = gradients(model, compiled, images)
+    assert list(found) == list(expected) and len(found) > 40
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-3, atol=1e-3 * float(one.abs().max()))
+    assert len(stack_of(model).graphs) == 1
+
+
+def gradients(model: Any, call: Any, images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The output of a call, and the gradients of a sum of it with respect to the parameters."""
+    model.zero_grad(set_to_none=True)
+    out = call(images)
+    (out * torch.linspace(-1, 1, out.shape[-1], device="cuda")).sum().backward()
+    return {"out": out.detach()} | {name: one.grad for name, one in model.named_parameters() if one.grad is not None}

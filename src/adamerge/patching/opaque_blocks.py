@@ -6,24 +6,50 @@ by layer, `torch.compile` would end a graph at every merge.
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Optional, Protocol, runtime_checkable
+from typing import Any, Optional, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from adamerge.core.recipe import Recipe
+from adamerge.patching.recomputed_gradients import RunsOrRecords, recompute_gradients
 from adamerge.runtime.autocast import autocast_dtype
 from adamerge.runtime.hooks import constant_for_compilers
 from adamerge.runtime.reference import Tables
 
 
 @runtime_checkable
-class RunsBlocks(Protocol):
-    """What the operator calls: the stack of a merged model."""
+class RunsBlocks(RunsOrRecords, Protocol):
+    """What is used of the stack of a merged model."""
+
+    recipe: Recipe
 
     def forward(self, x: Tensor, tables: tuple[Tables, ...] = ()) -> Tensor:
         """All blocks on tokens `x`, each with its rotary tables."""
         ...
+
+    def hooked(self) -> bool:
+        """Whether there is a hook on a block or a part of one."""
+        ...
+
+    def on_cuda(self) -> bool:
+        """Whether the blocks are on a CUDA device."""
+        ...
+
+
+def may_be_opaque(stack: RunsBlocks, tables: tuple[Tables, ...]) -> bool:
+    """Whether a compiler may take all blocks as one operator: outside of training, where it could not follow them.
+
+    With gradients enabled, only where a backward pass may compute them on the reference.
+    """
+    if stack.training or getattr(stack, "_is_replica", False) or not stack.selector.merges:
+        return False
+    asked = stack.selector.runtime == "reference"
+    learned = any(table.requires_grad for layer in tables for table in layer)
+    if torch.is_grad_enabled() and (asked or learned or stack.hooked()):
+        return False
+    return stack.recipe.ragged or (stack.on_cuda() and not asked)
 
 
 _stacks: WeakValueDictionary[int, RunsBlocks] = WeakValueDictionary()
@@ -44,20 +70,64 @@ def _merged_blocks(
     per_layer: int,
     autocast: Optional[torch.dtype],  # noqa: UP045 (torch reads the annotation)
     stack: int,
+    parameters: Sequence[Tensor],
 ) -> Tensor:
     """The blocks of a stack; `tables` has `per_layer` rotary tables for each layer, and `autocast` is the dtype of it.
 
-    Compiled code runs without autocast, so the operator switches it on again.
+    Compiled code runs without autocast, so the operator switches it on again.  `parameters` are those of the stack that
+    want gradients: the operator does not read them, but has to name them for torch to give them gradients.
     """
-    layers = tuple(tuple(tables[at : at + per_layer]) for at in range(0, len(tables), max(per_layer, 1)))
     with torch.no_grad(), torch.autocast(x.device.type, autocast, enabled=autocast is not None):
-        out = _stacks[stack].forward(x, layers)
+        out = _stacks[stack].forward(x, _by_layer(tables, per_layer))
     return out.clone() if out.data_ptr() == x.data_ptr() else out.contiguous()
 
 
 @_merged_blocks.register_fake
-def _(x: Tensor, tables: Sequence[Tensor], per_layer: int, autocast: Optional[torch.dtype], stack: int) -> Tensor:  # noqa: UP045
+def _(x, tables, per_layer, autocast, stack, parameters) -> Tensor:
     return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("adamerge::gradients_of_merged_blocks", mutates_args=())
+def _gradients(
+    grad: Tensor,
+    x: Tensor,
+    tables: Sequence[Tensor],
+    per_layer: int,
+    autocast: Optional[torch.dtype],  # noqa: UP045 (torch reads the annotation)
+    stack: int,
+    parameters: Sequence[Tensor],
+) -> list[Tensor]:
+    """The gradients of `x` and of `parameters`: an operator too, because a compiler follows backward passes as well."""
+    # torch calls operators below autograd, which computes the gradients here.
+    autograd = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with autograd, torch.autocast(x.device.type, autocast, enabled=autocast is not None):
+        found = recompute_gradients(_stacks[stack], grad, x, _by_layer(tables, per_layer))
+    return [one.contiguous() for one in found]
+
+
+@_gradients.register_fake
+def _(grad, x, tables, per_layer, autocast, stack, parameters) -> list[Tensor]:
+    return [one.new_empty(one.shape) for one in (x, *parameters)]
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, tables, ctx.per_layer, ctx.autocast, ctx.stack, parameters = inputs
+    ctx.tables = len(tables)
+    ctx.save_for_backward(x, *tables, *parameters)
+
+
+def _backward(ctx: Any, grad: Tensor) -> Any:
+    x, *others = ctx.saved_tensors
+    tables, parameters = others[: ctx.tables], others[ctx.tables :]
+    first, *found = _gradients(grad.contiguous(), x, tables, ctx.per_layer, ctx.autocast, ctx.stack, parameters)
+    return first, [None] * len(tables), None, None, None, found
+
+
+_merged_blocks.register_autograd(_backward, setup_context=_keep_inputs)
+
+
+def _by_layer(tables: Sequence[Tensor], per_layer: int) -> tuple[Tables, ...]:
+    return tuple(tuple(tables[at : at + per_layer]) for at in range(0, len(tables), max(per_layer, 1)))
 
 
 def followed_by_compiler() -> bool:
@@ -71,7 +141,7 @@ def _exporting() -> bool:
     return getattr(torch.compiler, "is_exporting", lambda: False)()
 
 
-def run_opaque(stack: int, x: Tensor, tables: tuple[Tables, ...]) -> Tensor:
-    """All blocks of the stack with this number as one operator."""
+def run_opaque(stack: int, x: Tensor, tables: tuple[Tables, ...], parameters: Sequence[Tensor]) -> Tensor:
+    """All blocks of the stack with this number as one operator, with gradients for `parameters`."""
     flat = [table for layer in tables for table in layer]
-    return _merged_blocks(x, flat, len(tables[0]) if tables else 0, autocast_dtype(x.device), stack)
+    return _merged_blocks(x, flat, len(tables[0]) if tables else 0, autocast_dtype(x.device), stack, parameters)

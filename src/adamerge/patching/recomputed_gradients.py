@@ -64,9 +64,22 @@ def _looked_into() -> bool:
     )
 
 
+def trained_parameters(stack: RunsOrRecords) -> list[nn.Parameter]:
+    """The parameters of the blocks that want gradients."""
+    return [parameter for parameter in stack.parameters() if parameter.requires_grad]
+
+
+def recompute_gradients(stack: RunsOrRecords, grad: Tensor, x: Tensor, tables: LayerTables) -> list[Tensor]:
+    """The gradients of `x` and of the trained parameters, for the gradient `grad` of the output; else zeros."""
+    start = x.detach().requires_grad_()
+    wanted = [start, *trained_parameters(stack)]
+    found = _gradients(stack, tables, start, wanted, grad)
+    return [torch.zeros_like(one) if of is None else of for one, of in zip(wanted, found, strict=True)]
+
+
 def run_without_recording(stack: RunsOrRecords, x: Tensor, tables: LayerTables) -> Tensor:
     """All blocks of `stack` on tokens `x`; gradients of the result are computed by the reference when asked for."""
-    parameters = [parameter for parameter in stack.parameters() if parameter.requires_grad]
+    parameters = trained_parameters(stack)
     if parameters or x.requires_grad:
         return _Blocks.apply(stack, tables, x, *parameters)
     with torch.no_grad():
@@ -89,16 +102,26 @@ class _Blocks(torch.autograd.Function):
         # With create_graph=True gradients are enabled here, and derivatives of the gradients reach the graph of `x`.
         create_graph = torch.is_grad_enabled()
         start = x if create_graph else x.detach().requires_grad_(x.requires_grad)
-        with torch.enable_grad(), torch.autocast(x.device.type, ctx.autocast, enabled=ctx.autocast is not None):
-            tokens = _run_reference(ctx.stack, start, ctx.tables)
         needed = ctx.needs_input_grad[2:]
         wanted = [tensor for tensor, need in zip((start, *parameters), needed, strict=True) if need]
-        found = iter(torch.autograd.grad(tokens, wanted, grads, create_graph=create_graph, allow_unused=True))
+        with torch.autocast(x.device.type, ctx.autocast, enabled=ctx.autocast is not None):
+            found = iter(_gradients(ctx.stack, ctx.tables, start, wanted, *grads, create_graph=create_graph))
         return None, None, *(next(found) if need else None for need in needed)
 
 
-def _run_reference(stack: RunsOrRecords, x: Tensor, tables: LayerTables) -> Tensor:
-    backend = ReferenceBackend(stack.selector, x, stack.views)
-    for layer in range(len(stack.views)):
-        backend.step(layer, tables[layer] if tables else ())
-    return backend.finish()
+def _gradients(
+    stack: RunsOrRecords,
+    tables: LayerTables,
+    x: Tensor,
+    wanted: Sequence[Tensor],
+    grad: Tensor,
+    *,
+    create_graph: bool = False,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of `wanted`, None for others than those of the output: the blocks run again, on the reference."""
+    with torch.enable_grad():
+        backend = ReferenceBackend(stack.selector, x, stack.views)
+        for layer in range(len(stack.views)):
+            backend.step(layer, tables[layer] if tables else ())
+        tokens = backend.finish()
+    return torch.autograd.grad(tokens, wanted, grad, create_graph=create_graph, allow_unused=True)

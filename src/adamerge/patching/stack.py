@@ -14,13 +14,13 @@ from adamerge.hosts.base import BlockStack, Host
 from adamerge.patching.block_calls import BlockCall, ForwardPass, refuse_recorded_counts, refuse_symbols
 from adamerge.patching.block_proxy import copy_attributes, make_proxy, proxy_conflict
 from adamerge.patching.module_patch import MethodPatch, conflict, patch, refuse_conflict, unpatch
-from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, run_opaque
+from adamerge.patching.opaque_blocks import followed_by_compiler, give_number, may_be_opaque, run_opaque
 from adamerge.patching.patch_embedding import patch_embedding_patches
 from adamerge.patching.patched_weights import PatchedWeights
 from adamerge.patching.per_image_head import per_image_patches
 from adamerge.patching.position_embedding import position_patches
 from adamerge.patching.pruning import pruning_patches
-from adamerge.patching.recomputed_gradients import may_recompute, run_without_recording
+from adamerge.patching.recomputed_gradients import may_recompute, run_without_recording, trained_parameters
 from adamerge.patching.whole_pass import in_whole_pass, whole_pass_patches
 from adamerge.runtime.backend import Backend, BackendSelector, Runtime
 from adamerge.runtime.block_view import View
@@ -137,8 +137,9 @@ class Stack(BlockStack):
         """All blocks on tokens `x`, each with its rotary tables where the host has any."""
         refuse_symbols(x)
         refuse_recorded_counts(self.recipe)
-        if followed_by_compiler() and self._opaque():
-            return run_opaque(self._number, x, tables)
+        if followed_by_compiler() and may_be_opaque(self, tables):
+            trained = trained_parameters(self) if torch.is_grad_enabled() else []
+            return run_opaque(self._number, x, tables, trained)
         tokens = self._replay(x, tables)
         if tokens is not None:
             return tokens
@@ -174,14 +175,9 @@ class Stack(BlockStack):
             "make it faster by torch.compile, or call adamerge.remove(model) first."
         )
 
-    def _opaque(self) -> bool:
-        """Whether a compiler takes all blocks as one operator: for inference, where it could not follow them."""
-        inference = not (self.training or torch.is_grad_enabled() or getattr(self, "_is_replica", False))
-        kernels = self._on_cuda() and self.selector.runtime != "reference"
-        return inference and self.selector.merges and (self.recipe.ragged or kernels)
-
     @constant_for_compilers
-    def _on_cuda(self) -> bool:
+    def on_cuda(self) -> bool:
+        """Whether the blocks are on a CUDA device."""
         return next(self.parameters()).is_cuda
 
     def _run_blocks(self, x: Tensor, tables: LayerTables) -> tuple[Tensor, Trace | BuildTrace]:
@@ -278,7 +274,7 @@ class Stack(BlockStack):
         """Whether the loop over the blocks that begins now reads nothing between them."""
         if not (self.convention.clean_loop or in_whole_pass(self)):
             return False
-        if torch.compiler.is_compiling() and not (followed_by_compiler() and self._opaque()):
+        if torch.compiler.is_compiling() and not (followed_by_compiler() and may_be_opaque(self, ())):
             return False
         return not self._records_tokens()
 
