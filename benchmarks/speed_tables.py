@@ -113,14 +113,15 @@ def processor_table() -> str:
 def cpu_default_table() -> str:
     """The default runtime on a CPU against the unmerged model, as a share of the ratio of costs."""
     lines = [
-        "| two cores | dtype | batch | method | true cut | speed-up | ratio of costs | share |",
-        "|---|---|---:|---|---:|---:|---:|---:|",
+        "| two cores | dtype | batch | method | true cut | speed-up | ratio of costs | share | date |",
+        "|---|---|---:|---|---:|---:|---:|---:|---|",
     ]
     for row in read("cpu-default"):
         gain, share = f"{float(row['speed_up']):.2f}×", f"{float(row['share']):.0%}"
         lines.append(
             f"| {row['model'].removesuffix('_patch16_224')} | {row['dtype']} | {row['batch']} | {row['method']} "
-            f"| {float(row['cut_true']):.1%} | {gain} | {float(row['ratio_of_costs']):.2f}× | {share} |"
+            f"| {float(row['cut_true']):.1%} | {gain} | {float(row['ratio_of_costs']):.2f}× | {share} | "
+            f"{row['date'][:10]} |"
         )
     return "\n".join(lines)
 
