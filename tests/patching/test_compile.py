@@ -67,6 +67,13 @@ def test_the_operator_of_all_blocks_hands_each_layer_its_own_rotary_tables(monke
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch cannot leave operators out")
+def test_the_cuda_graphs_of_compilers_leave_the_operators_out():
+    """They would keep what the blocks keep between calls from being freed, which torch refuses."""
+    for name in ("merged_blocks", "gradients_of_merged_blocks"):
+        assert torch.Tag.cudagraph_unsafe in getattr(torch.ops.adamerge, name).default.tags
+
+
 @pytest.mark.parametrize("runtime, hooked", [("auto", False), ("auto", True), ("reference", False)])
 def test_gradients_that_cannot_be_recomputed_on_the_reference_are_followed_by_a_compiler(runtime, hooked, monkeypatch):
     """A hook takes part in them, and who asks for the reference wants it to run once."""

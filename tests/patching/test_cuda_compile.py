@@ -7,6 +7,7 @@ import timm
 import torch
 
 import adamerge
+from adamerge.methods import adamerge as published
 from adamerge.methods import ats, tome
 from adamerge.patching.apply import stack_of
 
@@ -33,6 +34,27 @@ def test_no_graph_breaks_and_the_outputs_of_the_model_as_it_is(recipe):
             torch.testing.assert_close(compiled(images), expected, rtol=0.05, atol=0.05)
     # The operator ran the blocks as the plain call does: by now as a CUDA graph.
     assert len(stack_of(model).graphs) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch cannot leave operators out")
+@pytest.mark.parametrize("recipe", [tome(8), published(16.0)], ids=["tome", "published"])
+def test_the_cuda_graphs_of_a_compiler_leave_the_blocks_out(recipe):
+    torch.manual_seed(0)
+    model: Any = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=10).to("cuda", torch.bfloat16).eval()
+    torch.nn.init.normal_(model.head.weight)
+    batches = torch.randn(6, 4, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    if recipe.adaptive is not None:
+        recipe = recipe.with_stats(adamerge.calibrate(model, batches[0], recipe, progress=False))
+    adamerge.apply(model, recipe)
+    torch.compiler.reset()
+    compiled = torch.compile(model, mode="reduce-overhead")
+    with torch.inference_mode():
+        for images in batches:
+            expected, merged = model(images), adamerge.trace(model).merged
+            found = compiled(images).clone()
+            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+            assert torch.equal(adamerge.trace(model).merged, merged)
 
 
 def test_with_gradients_enabled_the_blocks_are_one_operator_too():

@@ -46,6 +46,7 @@ def test_autocast_is_not_in_the_way_on_cuda(computes):
         ({"autocast": torch.float64}, "in torch.float64 and the tokens", "in torch.bfloat16 or float16"),
         ({"gradients": True}, "gradients are enabled", "inside torch.inference_mode()"),
         ({"dtype": torch.float64}, "no kernels for torch.float64", "convert the model"),
+        ({"dtype": torch.float64, "gradients": True}, "no kernels for torch.float64", "convert the model"),
         ({"device": "mps"}, "on CPUs and CUDA devices only, and these are on mps", ""),
     ],
 )
@@ -57,6 +58,14 @@ def test_an_obstacle_has_a_reason_and_what_to_do(change, reason, advice):
 def test_missing_kernels_are_an_obstacle():
     found = find_obstacle(GOOD, True, None, lambda: "Triton is not installed")
     assert found is not None and found.reason == "Triton is not installed" and "Triton" in (found.advice or "")
+
+
+def test_compilers_with_gradients_enabled_do_not_reach_the_search_for_kernels():
+    def search():
+        raise AssertionError("torch.compile cannot follow this")
+
+    found = find_obstacle(replace(GOOD, gradients=True), True, None, search)
+    assert found is not None and found.reason == "gradients are enabled"
 
 
 def test_training_and_recipes_that_merge_nothing_are_no_surprise():

@@ -5,6 +5,7 @@ by layer, `torch.compile` would end a graph at every merge.
 """
 
 from collections.abc import Sequence
+from inspect import signature
 from itertools import count
 from typing import Any, Optional, Protocol, runtime_checkable
 from weakref import WeakValueDictionary
@@ -63,7 +64,16 @@ def give_number(stack: RunsBlocks) -> int:
     return number
 
 
-@torch.library.custom_op("adamerge::merged_blocks", mutates_args=())
+def _tags() -> dict[str, Any]:
+    """What keeps a compiler's own CUDA graphs (mode="reduce-overhead") from recording an operator.
+
+    The blocks run as CUDA graphs of their own, and keep tensors between calls.  torch 2.8 cannot be told so.
+    """
+    known = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in signature(torch.library.custom_op).parameters
+    return {"tags": torch.Tag.cudagraph_unsafe} if known else {}
+
+
+@torch.library.custom_op("adamerge::merged_blocks", mutates_args=(), **_tags())
 def _merged_blocks(
     x: Tensor,
     tables: Sequence[Tensor],
@@ -87,7 +97,7 @@ def _(x, tables, per_layer, autocast, stack, parameters) -> Tensor:
     return x.new_empty(x.shape)
 
 
-@torch.library.custom_op("adamerge::gradients_of_merged_blocks", mutates_args=())
+@torch.library.custom_op("adamerge::gradients_of_merged_blocks", mutates_args=(), **_tags())
 def _gradients(
     grad: Tensor,
     x: Tensor,

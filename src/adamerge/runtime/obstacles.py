@@ -53,14 +53,22 @@ def find_obstacle(
         return Obstacle("the model is in training mode")
     if not merges:
         return Obstacle("this recipe merges nothing, and only the reference is bit-exact then")
-    if batch.gradients:
-        return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
     if batch.device not in ("cpu", "cuda"):
         return Obstacle(f"tokens are packed on CPUs and CUDA devices only, and these are on {batch.device}")
     if why_no_rotation is not None:
         return Obstacle(why_no_rotation, "give the view a `rotation`, as docs/add-a-model.md shows")
-    if batch.device != "cuda":
-        return None
+    unknown = _unknown_dtype(batch) if batch.device == "cuda" else None
+    if unknown is not None:
+        return unknown
+    # Compilers with gradients enabled come as far as this; they cannot follow the search for packages.
+    if batch.gradients:
+        return Obstacle("gradients are enabled", "call the model inside torch.inference_mode()")
+    reason = why_no_kernels() if batch.device == "cuda" else None
+    return None if reason is None else Obstacle(reason, "install Triton 3.6 or later")
+
+
+def _unknown_dtype(batch: BatchFacts) -> Obstacle | None:
+    """Why there are no kernels for the dtypes of a batch; None if there are."""
     if batch.dtype not in KERNEL_DTYPES:
         return Obstacle(
             f"there are no kernels for {batch.dtype}", "convert the model and the images to torch.bfloat16 or float32"
@@ -70,8 +78,7 @@ def find_obstacle(
             f"autocast computes in {batch.autocast} and the tokens are {batch.dtype}",
             "let autocast compute in torch.bfloat16 or float16, and leave the model and the images in float32",
         )
-    reason = why_no_kernels()
-    return None if reason is None else Obstacle(reason, "install Triton 3.6 or later")
+    return None
 
 
 def _known_autocast(computes: torch.dtype, tokens: torch.dtype) -> bool:
