@@ -41,9 +41,9 @@ def test_no_graph_breaks_and_the_outputs_of_the_model_as_it_is(recipe):
 @pytest.mark.parametrize("recipe", [tome(8), published(16.0)], ids=["tome", "published"])
 def test_the_cuda_graphs_of_a_compiler_leave_the_blocks_out(recipe):
     torch.manual_seed(0)
-    model: Any = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=10).to("cuda", torch.bfloat16).eval()
+    model: Any = timm.create_model("vit_tiny_patch16_224", depth=4, num_classes=10).to("cuda").eval()
     torch.nn.init.normal_(model.head.weight)
-    batches = torch.randn(6, 4, 3, 224, 224, device="cuda", dtype=torch.bfloat16)
+    batches = torch.randn(6, 4, 3, 224, 224, device="cuda")
     if recipe.adaptive is not None:
         recipe = recipe.with_stats(adamerge.calibrate(model, batches[0], recipe, progress=False))
     adamerge.apply(model, recipe)
@@ -53,7 +53,7 @@ def test_the_cuda_graphs_of_a_compiler_leave_the_blocks_out(recipe):
         for images in batches:
             expected, merged = model(images), adamerge.trace(model).merged
             found = compiled(images).clone()
-            torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
             assert torch.equal(adamerge.trace(model).merged, merged)
 
 

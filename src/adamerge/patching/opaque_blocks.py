@@ -70,7 +70,7 @@ def _tags() -> dict[str, Any]:
     The blocks run as CUDA graphs of their own, and keep tensors between calls.  torch 2.8 cannot be told so.
     """
     known = hasattr(torch.Tag, "cudagraph_unsafe") and "tags" in signature(torch.library.custom_op).parameters
-    return {"tags": torch.Tag.cudagraph_unsafe} if known else {}
+    return {"tags": (torch.Tag.cudagraph_unsafe,)} if known else {}
 
 
 @torch.library.custom_op("adamerge::merged_blocks", mutates_args=(), **_tags())
