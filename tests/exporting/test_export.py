@@ -19,6 +19,7 @@ from adamerge.core.recipe import Recipe
 from adamerge.exporting import formats, pairs
 from adamerge.exporting.backend import ExportStack
 from adamerge.exporting.check import compare
+from adamerge.exporting.onnx_format import open_session
 from adamerge.hosts.base import find_host
 from adamerge.patching.stack import install
 
@@ -110,6 +111,12 @@ def vit_files(tmp_path_factory) -> dict[str, Any]:
     }
     with torch.no_grad():
         return {"model": model, "images": images, "output": model(images), "made": made}
+
+
+def test_threads_of_onnx_runtime_do_not_go_on_spinning_after_a_run(vit_files):
+    """They made every other engine that ran in turn with it a third slower."""
+    options = open_session(vit_files["made"]["onnx"].path).get_session_options()
+    assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 
 
 @pytest.mark.parametrize("format", ["torch", "onnx", "openvino"])

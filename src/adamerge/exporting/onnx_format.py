@@ -56,6 +56,8 @@ def open_session(path: Path, threads: int | None = None) -> Any:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
     options.log_severity_level = 3
+    # Threads that wait for the next run at full speed would slow down whatever else runs: another engine, for example.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
