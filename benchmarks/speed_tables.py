@@ -170,6 +170,20 @@ def engines_table() -> str:
     return "\n".join(lines)
 
 
+def slices_table() -> str:
+    """Files that merge beside files that only drop tokens, in OpenVINO at batch 1."""
+    lines = [
+        "| two cores, batch 1 | precision | cut | merges | only drops | ratio of costs |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for row in read("export-slices"):
+        lines.append(
+            f"| {row['model'].removesuffix('_patch16_224')} | {row['precision']} | {float(row['cut']):.0%} "
+            f"| {float(row['merges']):.2f}× | {float(row['drops']):.2f}× | {float(row['ratio_of_costs']):.2f}× |"
+        )
+    return "\n".join(lines)
+
+
 def widths_table() -> str:
     """Adaptive recipes in files with fixed widths, beside the static preset at the same cost."""
     lines = [

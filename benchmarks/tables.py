@@ -38,6 +38,7 @@ from speed_tables import (
     plain_call_table,
     processor_table,
     sizes_table,
+    slices_table,
     speed_matrix,
     speed_table,
     widths_table,
@@ -256,7 +257,12 @@ def pages() -> dict[Path, str]:
         design: _all_filled(design, {"imports": drawing()}),
         docs / "export.md": _all_filled(
             docs / "export.md",
-            {"engines": engines_table(), "widths": widths_table(), "agreement": agreement_table()},
+            {
+                "engines": engines_table(),
+                "slices": slices_table(),
+                "widths": widths_table(),
+                "agreement": agreement_table(),
+            },
         ),
         speed: _all_filled(
             speed,
