@@ -6,7 +6,7 @@ NONE_YET = "*No rows yet.*"
 KINDS = {
     "recipes": "recipes on models, reference and packed",
     "kernels": "recipes on models, kernels in the interpreter",
-    "cuda": "recipes on models, kernels and CUDA graphs on an H200",
+    "cuda": "recipes on models, kernels and CUDA graphs on a GPU",
     "files": "broken recipes, statistics, images and weights",
 }
 

@@ -114,7 +114,7 @@ def vit_files(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_threads_of_onnx_runtime_do_not_go_on_spinning_after_a_run(vit_files):
-    """They made every other engine that ran in turn with it a third slower."""
+    """They slowed down every other engine that ran in turn with it."""
     options = open_session(vit_files["made"]["onnx"].path).get_session_options()
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
 

@@ -46,11 +46,11 @@ def may_be_opaque(stack: RunsBlocks, tables: tuple[Tables, ...]) -> bool:
     """
     if stack.training or getattr(stack, "_is_replica", False) or not stack.selector.merges:
         return False
-    asked = stack.selector.runtime == "reference"
+    wants_reference = stack.selector.runtime == "reference"
     learned = any(table.requires_grad for layer in tables for table in layer)
-    if torch.is_grad_enabled() and (asked or learned or stack.hooked()):
+    if torch.is_grad_enabled() and (wants_reference or learned or stack.hooked()):
         return False
-    return stack.recipe.ragged or (stack.on_cuda() and not asked)
+    return stack.recipe.ragged or (stack.on_cuda() and not wants_reference)
 
 
 _stacks: WeakValueDictionary[int, RunsBlocks] = WeakValueDictionary()
